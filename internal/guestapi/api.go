@@ -1,0 +1,130 @@
+// Package guestapi is everything the host and the guest agent say to each
+// other: the handshake and the multiplexer on the virtio-serial port, the
+// control messages, and the kinds of streams. Host and guest meet only here.
+//
+// # Wire
+//
+// The port ("org.skerry.agent") carries a nonce handshake (see handshake.go),
+// then yamux with the host as client. The first byte of each stream tells its
+// kind: StreamControl and StreamToolbox carry HTTP/1.1, StreamDial a one-line
+// JSON request and then raw bytes of a connection inside the guest.
+//
+// # Versioning
+//
+// A restored machine runs the agent it was captured with, so the host may be
+// newer than the guest. Fields are only added; Hello tells the version.
+package guestapi
+
+import "time"
+
+// Version is raised whenever the agent's behaviour changes in a way that the
+// host must know of.
+const Version = 1
+
+// PortName is the name of the virtio-serial port.
+const PortName = "org.skerry.agent"
+
+// The kinds of streams, the first byte the host writes on a stream.
+const (
+	StreamControl byte = 'C' // HTTP/1.1: the Path… constants below; host only
+	StreamToolbox byte = 'T' // HTTP/1.1: the toolbox API
+	StreamDial    byte = 'D' // one JSON line DialRequest, answered by one JSON line DialReply
+)
+
+// Paths of the control API.
+const (
+	PathHello    = "/hello"    // GET -> Hello
+	PathActivate = "/activate" // POST Activation -> Activated
+	PathQuiesce  = "/quiesce"  // POST -> 204; flushes and stops writing to the port until the next handshake
+	PathTune     = "/tune"     // POST Tuning -> 204; after memory was plugged
+	PathShutdown = "/shutdown" // POST Shutdown -> 204; ends processes, syncs, unmounts; the host then stops the machine
+	PathStats    = "/stats"    // GET -> Stats
+)
+
+// Hello is the agent's introduction.
+type Hello struct {
+	Version   int       `json:"version"`
+	Build     string    `json:"build"`
+	Kernel    string    `json:"kernel"`
+	Activated bool      `json:"activated"`
+	Time      time.Time `json:"time"`
+}
+
+// Activation turns a booted or restored, anonymous machine into one sandbox.
+// The agent applies it in this order and fails closed: entropy (RNDADDENTROPY
+// and RNDRESEEDCRNG), clock, identity, root file system, processes allowed.
+// Nothing of a user runs before it has succeeded, and a second one is refused.
+type Activation struct {
+	Time      time.Time `json:"time"`    // host wall clock when it was sent
+	Entropy   []byte    `json:"entropy"` // at least 32 bytes from the host
+	SandboxID string    `json:"sandbox_id"`
+	Hostname  string    `json:"hostname"`
+	MachineID string    `json:"machine_id"` // 32 hex digits, machine-id(5)
+	BootID    string    `json:"boot_id"`    // UUID, shown as /proc/sys/kernel/random/boot_id
+	MAC       string    `json:"mac"`        // or "" to leave the interface's address
+
+	// What commands get by default.
+	User       string            `json:"user"`        // name or number; must exist in the image
+	WorkingDir string            `json:"working_dir"` // the image's, or ""
+	ImageEnv   []string          `json:"image_env"`   // KEY=value, in order
+	Env        map[string]string `json:"env"`         // the sandbox's, over the image's
+
+	MemoryMiB int64 `json:"memory_mib"` // the sandbox's size, plugged memory included
+}
+
+// Activated is the agent's answer.
+type Activated struct {
+	// HomeDir and User are what was resolved from the image's passwd(5).
+	User    string `json:"user"`
+	HomeDir string `json:"home_dir"`
+	// Durations in microseconds by step, for the trace of a create.
+	StepMicros map[string]int64 `json:"step_micros"`
+}
+
+// Tuning tells the agent the machine's new size, so that it sets the limits of
+// the user's control group.
+type Tuning struct {
+	MemoryMiB int64 `json:"memory_mib"`
+}
+
+// Shutdown asks for an orderly end.
+type Shutdown struct {
+	GraceMillis int64 `json:"grace_millis"` // between TERM and KILL of the user's processes
+}
+
+// Stats are counters of the guest.
+type Stats struct {
+	Processes      int   `json:"processes"` // running ones started through the toolbox
+	MemoryUsedMiB  int64 `json:"memory_used_mib"`
+	MemoryTotalMiB int64 `json:"memory_total_mib"`
+	DiskUsedMiB    int64 `json:"disk_used_mib"`
+	DiskTotalMiB   int64 `json:"disk_total_mib"`
+}
+
+// DialRequest asks for a connection to a port inside the guest.
+type DialRequest struct {
+	Network string `json:"network"` // tcp, unix
+	Address string `json:"address"` // "127.0.0.1:8080"
+}
+
+// DialReply says whether the raw bytes follow.
+type DialReply struct {
+	Error string `json:"error,omitempty"`
+}
+
+// Boot is what the agent is told on the kernel command line as
+// "skerry.boot=<base64 JSON>": the anonymous part that every sandbox of a
+// template shares.
+type Boot struct {
+	// Layers are the partitions of the image disk (vda), bottom layer first:
+	// 1-based partition numbers. Partition Platform holds the kernel modules
+	// and mount points (see docs/state-dir.md).
+	Layers   []int `json:"layers"`
+	Platform int   `json:"platform"`
+
+	// The fixed network of every sandbox.
+	Address string `json:"address"` // "10.0.2.15/24"
+	Gateway string `json:"gateway"`
+	DNS     string `json:"dns"`
+	MTU     int    `json:"mtu"`
+}

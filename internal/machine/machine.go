@@ -1,0 +1,121 @@
+// Package machine is the seam between a sandbox and the hypervisor that runs
+// it. A Machine is one life of one hypervisor process. Package qemu implements
+// it; machinetest is the suite every implementation passes.
+package machine
+
+import (
+	"context"
+	"os"
+)
+
+// BaseSizesMiB are the memory sizes templates are made with; a sandbox uses the
+// largest that is not larger than its memory, the rest is plugged in. Small
+// classes keep the pages that clones share few, and the default size of a
+// sandbox is one of them, so that a usual create plugs nothing.
+var BaseSizesMiB = []int64{256, 512, 1024}
+
+// BaseSizeMiB returns the template size for a sandbox of memMiB.
+func BaseSizeMiB(memMiB int64) int64 {
+	base := BaseSizesMiB[0]
+	for _, s := range BaseSizesMiB {
+		if s <= memMiB {
+			base = s
+		}
+	}
+	return base
+}
+
+// Shape is what a template's device state depends on, besides image, kernel,
+// agent and hypervisor version.
+type Shape struct {
+	VCPUs     int   `json:"vcpus"`
+	BaseMiB   int64 `json:"base_mib"`
+	MaxMemMiB int64 `json:"max_mem_mib"` // room for plugged memory, base included
+}
+
+// Config describes a machine to start. Files are handed over as descriptors;
+// the caller keeps its own and closes them after Start.
+type Config struct {
+	Shape Shape
+	// Dir is private to the machine; the console log and sockets go there.
+	Dir string
+	// Image is the read-only image disk, Scratch the writable one. A nil
+	// Scratch starts with an empty placeholder that SetScratch replaces.
+	Image   ImageDisk
+	Scratch *os.File
+
+	// Control and Net are connected stream socket ends for the guest agent's
+	// port and the network interface (frames with a 4-byte big-endian
+	// length). A nil Control makes a listening socket Dir/control.sock
+	// instead, for capturing a template.
+	Control *os.File
+	Net     *os.File
+
+	// Boot is used for a cold boot, Template for a restore: exactly one.
+	Boot     *Boot
+	Template *Template
+}
+
+// ImageDisk is one read-only disk whose content is the concatenation of
+// extents (GPT head, layer files, GPT tail); see package disk.
+type ImageDisk struct {
+	Extents []Extent
+}
+
+// Extent is one piece of an image disk. Path is absolute.
+type Extent struct {
+	Path    string `json:"path"`
+	Sectors int64  `json:"sectors"` // of 512 bytes
+}
+
+// Boot is a cold boot.
+type Boot struct {
+	KernelPath string
+	InitrdPath string
+	// Args are appended to the kernel command line.
+	Args string
+}
+
+// Template is a captured machine. RAM is a write-sealed memfd (or a file the
+// hypervisor maps privately), State the device state; both are only read.
+type Template struct {
+	RAM   *os.File
+	State *os.File
+}
+
+// Driver starts machines.
+type Driver interface {
+	// Start starts the hypervisor. A machine started from a template is
+	// loaded and paused when Start returns; a cold boot runs.
+	Start(ctx context.Context, cfg Config) (Machine, error)
+	// Version is the hypervisor's version and CPU arguments; templates are
+	// keyed by it.
+	Version(ctx context.Context) (string, error)
+	// Accel is "kvm" or "tcg".
+	Accel() string
+}
+
+// Machine is a started machine. Its methods are safe for concurrent use.
+type Machine interface {
+	PID() int
+	// Resume lets the virtual processors run; Pause stops them.
+	Resume(ctx context.Context) error
+	Pause(ctx context.Context) error
+	// SetScratch replaces the writable disk of a paused machine that the
+	// guest has not opened yet.
+	SetScratch(ctx context.Context, f *os.File) error
+	// SetMemory plugs or unplugs memory so that the machine has memMiB.
+	// It returns when the request is accepted; see MemoryMiB.
+	SetMemory(ctx context.Context, memMiB int64) error
+	// MemoryMiB is the memory the guest has now.
+	MemoryMiB(ctx context.Context) (int64, error)
+	// Capture saves device state and RAM of a cold-booted machine as a
+	// template: statePath and ramPath are created. The machine is paused
+	// and of no further use.
+	Capture(ctx context.Context, statePath, ramPath string) error
+	// Done is closed when the hypervisor process has ended; Err then says how.
+	Done() <-chan struct{}
+	Err() error
+	// Kill ends the hypervisor and waits for it. It is idempotent.
+	Kill() error
+}

@@ -1,0 +1,113 @@
+package skerry
+
+// Status is the detailed state of a sandbox, as the API and the command line
+// report it (Daytona's "Linux Sandboxes" page, column "API status", and its
+// "Sandboxes" page for the states of persistent sandboxes).
+type Status string
+
+// The statuses.
+const (
+	StatusQueued   Status = "queued"   // recorded, waits to be published for placement
+	StatusPending  Status = "pending"  // published, waits for a runner
+	StatusAssigned Status = "assigned" // placed on a runner
+	StatusBooting  Status = "booting"  // the microVM is being restored or booted
+	StatusRunning  Status = "running"  // accepts toolbox requests
+	StatusStopping Status = "stopping"
+	StatusStopped  Status = "stopped"
+	StatusPausing  Status = "pausing"
+	StatusPaused   Status = "paused"
+	StatusDeleting Status = "deleting"
+	StatusDeleted  Status = "deleted" // nothing is left on the host
+	StatusFailed   Status = "failed"  // could not boot or hit an unrecoverable error; Reason says why
+	StatusLost     Status = "lost"    // its host is gone
+)
+
+// State is the coarse state that client libraries show (column "State").
+type State string
+
+// stateOf is the table "State / API status" of the "Linux Sandboxes" page.
+var stateOf = map[Status]State{
+	StatusQueued:   "queued",
+	StatusPending:  "creating",
+	StatusAssigned: "creating",
+	StatusBooting:  "starting",
+	StatusRunning:  "started",
+	StatusStopping: "stopping",
+	StatusStopped:  "stopped",
+	StatusPausing:  "pausing",
+	StatusPaused:   "paused",
+	StatusDeleting: "destroying",
+	StatusDeleted:  "destroyed",
+	StatusFailed:   "error",
+	StatusLost:     "error",
+}
+
+// transitions is the one table of allowed changes. A delete is allowed in any
+// state, so it is not repeated in each row; see CanBecome.
+var transitions = map[Status][]Status{
+	StatusQueued:   {StatusPending, StatusFailed},
+	StatusPending:  {StatusAssigned, StatusFailed},
+	StatusAssigned: {StatusBooting, StatusFailed, StatusLost},
+	StatusBooting:  {StatusRunning, StatusFailed, StatusLost},
+	StatusRunning:  {StatusStopping, StatusPausing, StatusFailed, StatusLost},
+	StatusStopping: {StatusStopped, StatusFailed, StatusLost},
+	StatusStopped:  {StatusAssigned, StatusFailed, StatusLost},
+	StatusPausing:  {StatusPaused, StatusRunning, StatusFailed, StatusLost},
+	StatusPaused:   {StatusAssigned, StatusFailed, StatusLost},
+	StatusDeleting: {StatusDeleted},
+}
+
+// Statuses lists all statuses in the order of a sandbox's life.
+func Statuses() []Status {
+	return []Status{StatusQueued, StatusPending, StatusAssigned, StatusBooting, StatusRunning,
+		StatusStopping, StatusStopped, StatusPausing, StatusPaused,
+		StatusDeleting, StatusDeleted, StatusFailed, StatusLost}
+}
+
+// Valid reports whether s is one of Statuses.
+func (s Status) Valid() bool { _, ok := stateOf[s]; return ok }
+
+// State returns the coarse state, "unknown" for a status it does not know.
+func (s Status) State() State {
+	if st, ok := stateOf[s]; ok {
+		return st
+	}
+	return "unknown"
+}
+
+// CanBecome reports whether the change from s to next is in the table.
+func (s Status) CanBecome(next Status) bool {
+	if next == StatusDeleting {
+		return s != StatusDeleting && s != StatusDeleted
+	}
+	for _, t := range transitions[s] {
+		if t == next {
+			return true
+		}
+	}
+	return false
+}
+
+// CanReach reports whether some sequence of changes leads from s to target;
+// a wait for a target that cannot be reached ends early.
+func (s Status) CanReach(target Status) bool {
+	seen := map[Status]bool{s: true}
+	next := []Status{s}
+	for len(next) > 0 {
+		from := next[0]
+		next = next[1:]
+		if from == target {
+			return true
+		}
+		for _, to := range Statuses() {
+			if from.CanBecome(to) && !seen[to] {
+				seen[to] = true
+				next = append(next, to)
+			}
+		}
+	}
+	return false
+}
+
+// Live reports whether a sandbox with this status may have something on a host.
+func (s Status) Live() bool { return s != StatusDeleted }
