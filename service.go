@@ -1,0 +1,60 @@
+package skerry
+
+// SandboxFilter selects sandboxes; zero fields select all.
+type SandboxFilter struct {
+	Labels   map[string]string // all must match
+	Statuses []Status
+	Cursor   string // of the previous page's NextCursor
+	Limit    int    // 1 to MaxPageSize; 0 is DefaultPageSize
+	// Deleted includes deleted sandboxes, which stay listed for a while.
+	Deleted bool
+}
+
+// Page sizes of lists.
+const (
+	DefaultPageSize = 100
+	MaxPageSize     = 1000
+)
+
+// SandboxPage is one page of a list, newest first.
+type SandboxPage struct {
+	Items      []Sandbox `json:"items"`
+	NextCursor string    `json:"next_cursor,omitempty"`
+}
+
+// PullRequest registers an image from a registry.
+type PullRequest struct {
+	Reference string `json:"reference" doc:"docker.io/library/alpine:3.20, or with @sha256:…"`
+	Name      string `json:"name,omitempty" doc:"Name to register it under; default the reference."`
+	// PlainHTTP allows a registry without TLS.
+	PlainHTTP bool   `json:"plain_http,omitempty"`
+	Platform  string `json:"platform,omitempty" doc:"Default linux/ and the runner's architecture."`
+	Default   bool   `json:"default,omitempty" doc:"Make it the image of creates that name none."`
+	// Auth is the registry login the client found in its docker config.
+	Auth *RegistryAuth `json:"auth,omitempty"`
+}
+
+// RegistryAuth is a login at a registry, as in a docker config file.
+type RegistryAuth struct {
+	Username      string `json:"username,omitempty"`
+	Password      string `json:"password,omitempty"`
+	IdentityToken string `json:"identity_token,omitempty"`
+	RegistryToken string `json:"registry_token,omitempty"`
+}
+
+// Kinds of archives that can be imported.
+const (
+	ArchiveOCI    = "oci-layout"  // a tar of an OCI image layout
+	ArchiveDocker = "docker-save" // `docker save`
+	ArchiveAuto   = ""            // told by its content
+)
+
+// ImportRequest registers an image from an archive on the server's disk, where
+// the API has spooled the upload.
+type ImportRequest struct {
+	Path    string `json:"path"`
+	Kind    string `json:"kind,omitempty"`
+	Name    string `json:"name"`
+	Tag     string `json:"tag,omitempty" doc:"Which image of an archive that holds several."`
+	Default bool   `json:"default,omitempty"`
+}
