@@ -5,6 +5,7 @@ package machine
 
 import (
 	"context"
+	"errors"
 	"os"
 )
 
@@ -119,3 +120,12 @@ type Machine interface {
 	// Kill ends the hypervisor and waits for it. It is idempotent.
 	Kill() error
 }
+
+// The ends of a machine that Err tells apart from faults.
+var (
+	// ErrKilled: Kill was called.
+	ErrKilled = errors.New("machine was killed")
+	// ErrReset: the guest rebooted, or its kernel panicked; a machine has
+	// only one life, so that ended it.
+	ErrReset = errors.New("guest rebooted or panicked")
+)

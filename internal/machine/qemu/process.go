@@ -1,0 +1,88 @@
+package qemu
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"runtime"
+	"sync"
+	"syscall"
+
+	"skerry.dev/skerry"
+)
+
+// process is one QEMU process, a child that dies with this process.
+type process struct {
+	pid    int
+	stderr *boundedLog
+	done   chan struct{} // closed when it is reaped and its output is drained
+	exit   error         // valid after done: nil or *exec.ExitError and the like
+
+	killOnce sync.Once
+	cmd      *exec.Cmd
+}
+
+// spawn starts QEMU with files as descriptors 3 and up. drain is called with
+// each output that must be read to its end before done closes.
+func spawn(o Options, args []string, files []*os.File, stderr *boundedLog, console *outputPump) (*process, error) {
+	cmd := exec.Command(o.Binary, args...)
+	cmd.Dir = "/"
+	cmd.Env = []string{"LC_ALL=C"}
+	cmd.Stderr = stderr
+	cmd.ExtraFiles = files
+	cmd.SysProcAttr = &syscall.SysProcAttr{
+		Setsid:    true, // the terminal's Ctrl-C is not for QEMU
+		Pdeathsig: syscall.SIGKILL,
+	}
+	if o.UID != 0 && os.Geteuid() == 0 {
+		// An empty group list drops all supplementary groups; the change
+		// of user drops all capabilities (capabilities(7)).
+		cmd.SysProcAttr.Credential = &syscall.Credential{Uid: o.UID, Gid: o.GID, Groups: []uint32{}}
+	}
+	p := &process{stderr: stderr, done: make(chan struct{}), cmd: cmd}
+	started := make(chan error)
+	go p.supervise(console, started)
+	if err := <-started; err != nil {
+		return nil, skerry.Errorf(skerry.CodeUnavailable, "run %s (package qemu-system-x86): %w", o.Binary, err)
+	}
+	return p, nil
+}
+
+// supervise starts the process and waits for it on one OS thread. PDEATHSIG
+// is sent when the thread that forked ends, not the process (prctl(2)), so
+// that thread must outlive QEMU: it is locked to this goroutine.
+func (p *process) supervise(console *outputPump, started chan<- error) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	err := p.cmd.Start()
+	if err != nil {
+		started <- err
+		return
+	}
+	p.pid = p.cmd.Process.Pid
+	console.start()
+	started <- nil
+	p.exit = p.cmd.Wait()
+	console.wait()
+	close(p.done)
+}
+
+// kill ends the process and waits until it is gone.
+func (p *process) kill() {
+	// An error means that it is gone already.
+	p.killOnce.Do(func() { _ = p.cmd.Process.Kill() })
+	<-p.done
+}
+
+// failure describes an end that nobody asked for.
+func (p *process) failure() error {
+	how := "exit status 0"
+	if p.exit != nil {
+		how = p.exit.Error()
+	}
+	msg := fmt.Sprintf("qemu ended: %s", how)
+	if tail := p.stderr.tail(); tail != "" {
+		msg += ": " + tail
+	}
+	return &skerry.Error{Code: skerry.CodeUnavailable, Message: msg, Err: p.exit}
+}
