@@ -1,0 +1,68 @@
+package image_test
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"skerry.dev/skerry"
+	"skerry.dev/skerry/internal/image"
+)
+
+func TestPull(t *testing.T) {
+	reg := startRegistry(t, false)
+	layout := makeLayout(t, 300_000)
+	cases := []struct {
+		name string
+		args []string
+	}{
+		{"oci", nil},
+		{"docker", []string{"--format", "v2s2"}},
+		{"zstd", []string{"--dest-compress-format", "zstd", "--dest-compress"}},
+		{"plain", []string{"--dest-decompress"}},
+	}
+	for _, c := range cases {
+		t.Run(c.name, func(t *testing.T) {
+			ref := reg.push(t, layout+":app", c.name+":1", c.args...)
+			s := newStore(t)
+			var seen []skerry.PullProgress
+			info, err := s.Pull(t.Context(), skerry.PullRequest{Reference: ref, PlainHTTP: true},
+				func(p skerry.PullProgress) { seen = append(seen, p) })
+			if err != nil {
+				t.Fatal(err)
+			}
+			checkImage(t, s, info.Digest, 4)
+			want := skerry.ImageConfig{Env: []string{"PATH=/usr/bin:/bin", "my.var=a=b=c"}, User: "app:staff",
+				WorkingDir: "/srv", Entrypoint: []string{"/usr/bin/tool"}, Cmd: []string{"run"}}
+			if diff := cmp.Diff(want, info.Config); diff != "" {
+				t.Errorf("config (-want +got):\n%s", diff)
+			}
+			if len(info.Warnings) != 2 { // VOLUME, EXPOSE
+				t.Errorf("warnings %q, want 2", info.Warnings)
+			}
+			checkProgress(t, seen)
+			if diff := cmp.Diff([]image.Info{info}, s.List()); diff != "" {
+				t.Errorf("list (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// checkProgress checks that phases come in order and the last two end complete.
+func checkProgress(t *testing.T, seen []skerry.PullProgress) {
+	t.Helper()
+	var phases []string
+	for i, p := range seen {
+		if len(phases) == 0 || phases[len(phases)-1] != p.Phase {
+			phases = append(phases, p.Phase)
+		}
+		last := i == len(seen)-1 || seen[i+1].Phase != p.Phase
+		if last && p.Phase != "resolving" && (p.DoneBytes != p.TotalBytes || p.TotalBytes == 0) {
+			t.Errorf("phase %s ended at %d of %d bytes", p.Phase, p.DoneBytes, p.TotalBytes)
+		}
+	}
+	if want := []string{"resolving", "downloading", "converting"}; !slices.Equal(phases, want) {
+		t.Errorf("phases %q, want %q", phases, want)
+	}
+}
