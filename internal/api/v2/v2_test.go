@@ -100,7 +100,7 @@ func (c *control) WaitImage(_ context.Context, _ string, d time.Duration) (skerr
 	c.timeout = d
 	return c.image, c.err
 }
-func (c *control) DeleteImage(context.Context, string) error         { return c.err }
+func (c *control) DeleteImage(context.Context, string) error        { return c.err }
 func (c *control) Runners(context.Context) ([]skerry.Runner, error) { return c.runners, c.err }
 
 func authenticate(_ context.Context, given string) (skerry.KeyID, error) {
