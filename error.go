@@ -9,7 +9,7 @@ import (
 // (guest, runner, control plane, client) unchanged; values are never reused.
 type Code string
 
-// The codes. CodeStatus in package api maps each to an HTTP status.
+// The codes. Package internal/problem maps each to an HTTP status.
 const (
 	CodeInvalid      Code = "invalid"      // the request breaks a rule; Field, Rule and Bound say which
 	CodeUnsupported  Code = "unsupported"  // known, but this server cannot do it
