@@ -6,8 +6,14 @@
 //
 // The port ("org.skerry.agent") carries a nonce handshake (see handshake.go),
 // then yamux with the host as client. The first byte of each stream tells its
-// kind: StreamControl and StreamToolbox carry HTTP/1.1, StreamDial a one-line
-// JSON request and then raw bytes of a connection inside the guest.
+// kind: StreamControl carries one request frame and one reply frame of JSON
+// (see frame.go), StreamToolbox HTTP/1.1, StreamDial a request frame
+// DialRequest, a reply frame DialReply and then the raw bytes of a connection
+// inside the guest.
+//
+// Control does not use HTTP because the first message to a restored machine is
+// on the path of every create, and under software emulation all guest code is
+// cold then: net/http costs many times what a frame costs.
 //
 // # Versioning
 //
@@ -26,19 +32,19 @@ const PortName = "org.skerry.agent"
 
 // The kinds of streams, the first byte the host writes on a stream.
 const (
-	StreamControl byte = 'C' // HTTP/1.1: the Path… constants below; host only
+	StreamControl byte = 'C' // one frame each way: the Path… constants below; host only
 	StreamToolbox byte = 'T' // HTTP/1.1: the toolbox API
-	StreamDial    byte = 'D' // one JSON line DialRequest, answered by one JSON line DialReply
+	StreamDial    byte = 'D' // a frame DialRequest, answered by a frame DialReply, then raw bytes
 )
 
-// Paths of the control API.
+// Paths of the control API, with request and reply.
 const (
-	PathHello    = "/hello"    // GET -> Hello
-	PathActivate = "/activate" // POST Activation -> Activated
-	PathQuiesce  = "/quiesce"  // POST -> 204; flushes and stops writing to the port until the next handshake
-	PathTune     = "/tune"     // POST Tuning -> 204; after memory was plugged
-	PathShutdown = "/shutdown" // POST Shutdown -> 204; ends processes, syncs, unmounts; the host then stops the machine
-	PathStats    = "/stats"    // GET -> Stats
+	PathHello    = "/hello"    // nothing -> Hello
+	PathActivate = "/activate" // Activation -> Activated
+	PathQuiesce  = "/quiesce"  // nothing -> nothing; frees memory; the host then closes the link and captures
+	PathTune     = "/tune"     // Tuning -> nothing; after memory was plugged
+	PathShutdown = "/shutdown" // Shutdown -> nothing; ends processes, syncs, remounts read-only; the host then stops the machine
+	PathStats    = "/stats"    // nothing -> Stats
 )
 
 // Hello is the agent's introduction.
@@ -70,6 +76,10 @@ type Activation struct {
 	Env        map[string]string `json:"env"`         // the sandbox's, over the image's
 
 	MemoryMiB int64 `json:"memory_mib"` // the sandbox's size, plugged memory included
+	// ScratchSectors is the size of the writable disk in 512-byte sectors. If
+	// not 0, the agent waits until the kernel has seen it: the host exchanges
+	// a template's placeholder disk just before.
+	ScratchSectors int64 `json:"scratch_sectors,omitempty"`
 }
 
 // Activated is the agent's answer.

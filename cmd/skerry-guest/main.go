@@ -1,0 +1,43 @@
+// Skerry-guest is the guest agent, PID 1 of every sandbox. It is not to be run
+// anywhere else.
+package main
+
+import (
+	"context"
+	"log/slog"
+	"os"
+
+	"skerry.dev/skerry/internal/guest"
+	"skerry.dev/skerry/internal/guest/control"
+	"skerry.dev/skerry/internal/guest/toolbox"
+	"skerry.dev/skerry/internal/guestapi"
+)
+
+// build is set by the linker.
+var build = "unversioned"
+
+func main() {
+	log := slog.New(slog.NewTextHandler(os.Stderr, nil)) // the console
+	if os.Getpid() != 1 {
+		log.Error("skerry-guest is PID 1 of a sandbox and runs nowhere else")
+		os.Exit(2)
+	}
+	err := guest.Run(context.Background(), build, newToolbox, log)
+	log.Error("agent ends, and the machine with it", "err", err)
+	os.Exit(1)
+}
+
+func newToolbox(spawner toolbox.Spawner, log *slog.Logger) control.Toolbox {
+	return adapter{toolbox.New(toolbox.Config{Spawner: spawner, Logger: log, Version: build})}
+}
+
+// adapter speaks to the toolbox in its own words.
+type adapter struct{ *toolbox.Server }
+
+func (t adapter) Activate(a guestapi.Activation) (user, home string, err error) {
+	got, err := t.Server.Activate(toolbox.Defaults{
+		User: a.User, WorkingDir: a.WorkingDir, ImageEnv: a.ImageEnv, Env: a.Env,
+	})
+	return got.User, got.Home, err
+}
+

@@ -1,0 +1,104 @@
+package pid1
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+	"skerry.dev/skerry/internal/guestapi"
+)
+
+// identityFiles are bound over files of the root, so that the image's own stay
+// what they are.
+func (s *System) identityFiles(a guestapi.Activation) map[string]string {
+	hosts := "127.0.0.1 localhost\n::1 localhost ip6-localhost ip6-loopback\n"
+	if s.boot.Address != "" {
+		hosts += addressOf(s.boot.Address) + " " + a.Hostname + "\n"
+	} else {
+		hosts += "127.0.1.1 " + a.Hostname + "\n"
+	}
+	files := map[string]string{
+		"/etc/hosts":                      hosts,
+		"/etc/hostname":                   a.Hostname + "\n",
+		"/etc/machine-id":                 a.MachineID + "\n",
+		"/proc/sys/kernel/random/boot_id": a.BootID + "\n",
+		"/etc/resolv.conf":                "",
+	}
+	if s.boot.DNS != "" {
+		files["/etc/resolv.conf"] = "nameserver " + s.boot.DNS + "\n"
+	}
+	return files
+}
+
+func addressOf(prefix string) string {
+	for i, c := range prefix {
+		if c == '/' {
+			return prefix[:i]
+		}
+	}
+	return prefix
+}
+
+// bindIdentity runs after the switch to the sandbox's root, where symlinks of
+// the image cannot lead out of it. dir is the identity file system.
+func bindIdentity(dir *os.Root, files map[string]string) error {
+	for target, content := range files {
+		name := filepath.Base(target)
+		if err := dir.WriteFile(name, []byte(content), 0o644); err != nil {
+			return err
+		}
+		f, err := dir.Open(name)
+		if err != nil {
+			return err
+		}
+		err = bindFile(f, target)
+		f.Close()
+		if err != nil {
+			return fmt.Errorf("bind %s: %w", target, err)
+		}
+	}
+	return nil
+}
+
+func bindFile(f *os.File, target string) error {
+	if err := ensureFile(target); err != nil {
+		return err
+	}
+	return unix.Mount("/proc/self/fd/"+strconv.Itoa(int(f.Fd())), target, "", unix.MS_BIND, "")
+}
+
+// maxSymlinks is what the kernel follows (path_resolution(7)).
+const maxSymlinks = 40
+
+// ensureFile makes sure that path, symlinks followed, is a file that can be
+// mounted over. The platform layer has these files; an image may have deleted
+// them or replaced them by symlinks to where nothing is yet.
+func ensureFile(path string) error {
+	for range maxSymlinks {
+		_, err := os.Stat(path)
+		if !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		link, err := os.Readlink(path)
+		if err == nil {
+			if !filepath.IsAbs(link) {
+				link = filepath.Join(filepath.Dir(path), link)
+			}
+			path = link
+			continue
+		}
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			return err
+		}
+		f, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY, 0o644)
+		if err != nil {
+			return err
+		}
+		return f.Close()
+	}
+	return fmt.Errorf("%s: %w", path, unix.ELOOP)
+}

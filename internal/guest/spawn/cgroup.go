@@ -1,0 +1,120 @@
+package spawn
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+)
+
+// group is the directory of a control group (cgroup v2, Linux
+// Documentation/admin-guide/cgroup-v2.rst).
+type group string
+
+func (g group) file(name string) string { return filepath.Join(string(g), name) }
+
+// KillAll kills all processes of the control group dir and of those below it.
+func KillAll(dir string) error { return group(dir).signal(syscall.SIGKILL) }
+
+// SignalAll signals each process of the control group dir and those below it.
+func SignalAll(dir string, sig syscall.Signal) error { return group(dir).signal(sig) }
+
+// Empty reports whether the control group dir and those below it have no
+// process.
+func Empty(dir string) bool { return group(dir).empty() }
+
+func (g group) signal(sig syscall.Signal) error {
+	if sig == syscall.SIGKILL {
+		// The kernel kills new forks too, which a loop here could not.
+		if err := os.WriteFile(g.file("cgroup.kill"), []byte("1"), 0); err != nil {
+			return fmt.Errorf("kill control group: %w", err)
+		}
+		return nil
+	}
+	pids, err := g.pids()
+	if err != nil {
+		return fmt.Errorf("list control group: %w", err)
+	}
+	for _, pid := range pids {
+		if err := syscall.Kill(pid, sig); err != nil && !errors.Is(err, syscall.ESRCH) {
+			return fmt.Errorf("signal process %d: %w", pid, err)
+		}
+	}
+	return nil
+}
+
+// pids lists the processes of the group and of those below it.
+func (g group) pids() ([]int, error) {
+	var pids []int
+	err := filepath.WalkDir(string(g), func(path string, d fs.DirEntry, err error) error {
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil // a nested group was removed
+		}
+		if err != nil || !d.IsDir() {
+			return err
+		}
+		list, err := os.ReadFile(filepath.Join(path, "cgroup.procs"))
+		if err != nil {
+			return ignoreGone(err)
+		}
+		for field := range strings.FieldsSeq(string(list)) {
+			pid, err := strconv.Atoi(field)
+			if err != nil {
+				return err
+			}
+			pids = append(pids, pid)
+		}
+		return nil
+	})
+	return pids, err
+}
+
+func ignoreGone(err error) error {
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENODEV) {
+		return nil
+	}
+	return err
+}
+
+// count returns the value of a key of a flat keyed file, 0 if there is none.
+func (g group) count(name, key string) int {
+	text, err := os.ReadFile(g.file(name))
+	if err != nil {
+		return 0
+	}
+	for line := range strings.Lines(string(text)) {
+		if value, ok := strings.CutPrefix(line, key+" "); ok {
+			n, err := strconv.Atoi(strings.TrimSpace(value))
+			if err == nil {
+				return n
+			}
+		}
+	}
+	return 0
+}
+
+func (g group) empty() bool     { return g.count("cgroup.events", "populated") == 0 }
+func (g group) oomKilled() bool { return g.count("memory.events", "oom_kill") > 0 }
+
+// remove removes the group and empty ones below it, deepest first.
+func (g group) remove() error {
+	if !g.empty() {
+		return syscall.EBUSY
+	}
+	entries, err := os.ReadDir(string(g))
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		if e.IsDir() {
+			if err := group(g.file(e.Name())).remove(); err != nil {
+				return err
+			}
+		}
+	}
+	return syscall.Rmdir(string(g))
+}
