@@ -34,8 +34,9 @@ const DefaultURL = "http://127.0.0.1:3986"
 type Config struct {
 	URL    string // default DefaultURL
 	APIKey string
-	// HTTPClient is used for all requests; default one with sensible
-	// deadlines. It must not follow redirects to other hosts with the key.
+	// HTTPClient is used for all requests; default one that follows no
+	// redirects and has no deadline for a whole request, since programs may
+	// run for long.
 	HTTPClient *http.Client
 	UserAgent  string
 }
@@ -90,7 +91,9 @@ func New(c Config) (*Client, error) {
 	base.Path = strings.TrimRight(base.Path, "/")
 	cl := &Client{base: base, key: c.APIKey, http: c.HTTPClient, userAgent: c.UserAgent}
 	if cl.http == nil {
-		cl.http = &http.Client{Transport: newTransport()}
+		cl.http = &http.Client{Transport: newTransport(), CheckRedirect: func(*http.Request, []*http.Request) error {
+			return http.ErrUseLastResponse // the API never redirects
+		}}
 	}
 	if cl.userAgent == "" {
 		cl.userAgent = "skerry-go"
@@ -183,7 +186,7 @@ func (c *Client) do(ctx context.Context, method, path string, query url.Values, 
 	if err != nil {
 		return nil, connectError(ctx, c.base, err)
 	}
-	if resp.StatusCode >= 400 {
+	if resp.StatusCode >= 300 {
 		defer drain(resp)
 		return nil, responseError(resp)
 	}
