@@ -29,7 +29,10 @@ type CreateJob struct {
 type ClaimRequest struct {
 	SandboxID skerry.SandboxID `json:"sandbox_id"`
 	RunnerID  skerry.RunnerID  `json:"runner_id"`
-	MachineID skerry.MachineID `json:"machine_id"`
+	MachineID skerry.MachineID `json:"machine_id"` // the same when a claim is repeated
+	// Epoch tells the starts of a runner apart: it grows with each, for
+	// example the time of the start in nanoseconds.
+	Epoch int64 `json:"epoch"`
 }
 
 // ClaimReply is the control plane's answer; with OK the sandbox is "assigned".
@@ -45,10 +48,13 @@ const (
 	CommandImportImage   = "image.import"
 	CommandBuildDefault  = "image.build_default"
 	CommandDeleteImage   = "image.delete"
+	CommandReport        = "runner.report" // publish a RunnerReport
 )
 
 // Command is an order to one runner. Commands are idempotent: they are
-// delivered again until they are acknowledged.
+// delivered again until they are acknowledged. Commands for sandboxes and for
+// images do not wait for one another, nor in order: a command names all it needs,
+// and what it asks for may be done already, or its object unknown.
 type Command struct {
 	Kind      string           `json:"kind"`
 	SandboxID skerry.SandboxID `json:"sandbox_id,omitempty"`
@@ -63,6 +69,7 @@ type Command struct {
 const (
 	EventSandbox = "sandbox" // a sandbox changed its status
 	EventImage   = "image"   // an image changed its status or progress
+	EventReport  = "report"  // what the runner has; sent first at each start, and when asked for
 )
 
 // Event is what a runner reports. Events of one runner arrive in order and at
@@ -83,6 +90,36 @@ type Event struct {
 
 	// Of an image: the fields of skerry.Image that the runner knows.
 	Image *ImageReport `json:"image,omitempty"`
+
+	// Of a report.
+	Report *RunnerReport `json:"report,omitempty"`
+}
+
+// RunnerReport is all that a runner has, for the control plane to compare with
+// what it believes. Sandboxes that were claimed in an earlier epoch and are not
+// listed are taken for lost.
+type RunnerReport struct {
+	Heartbeat
+	Machines []MachineReport `json:"machines"`
+	Images   []ImageReport   `json:"images"`
+}
+
+// MachineReport is a machine that a runner has, or knows to be broken.
+type MachineReport struct {
+	SandboxID skerry.SandboxID `json:"sandbox_id"`
+	MachineID skerry.MachineID `json:"machine_id"`
+	Status    skerry.Status    `json:"status"`
+	Reason    string           `json:"reason,omitempty"`
+}
+
+// HeartbeatInterval is how often a runner publishes a Heartbeat.
+const HeartbeatInterval = 5 * time.Second
+
+// Heartbeat is a runner's sign of life, with what is known of the host.
+type Heartbeat struct {
+	Runner skerry.Runner `json:"runner"` // Online and LastSeen are for the control plane to say
+	Region string        `json:"region"`
+	Epoch  int64         `json:"epoch"`
 }
 
 // ImageReport is a runner's word on an image.
