@@ -112,15 +112,28 @@ type ExecuteRequest struct {
 	User    string            `json:"user,omitempty"`    // ours
 	Stdin   string            `json:"stdin,omitempty"`   // ours
 	Timeout int               `json:"timeout,omitempty"` // seconds
+	// Streams is ours. One pipe can keep the order of two streams, or two
+	// pipes can keep them apart, but not both: "combined" (default with
+	// command) gives Result in the exact order of emission and no Stdout and
+	// Stderr; "separate" (default with argv) gives all three, Result in the
+	// order of arrival.
+	Streams string `json:"streams,omitempty"`
 }
 
+// Values of ExecuteRequest.Streams.
+const (
+	StreamsCombined = "combined"
+	StreamsSeparate = "separate"
+)
+
 // ExecuteResponse is the result of the buffered form. Result holds stdout and
-// stderr in the order of emission.
+// stderr in the order of emission. Of a stream that is too long the head and the
+// tail are kept, with "[… N bytes truncated …]" on a line of its own between.
 type ExecuteResponse struct {
 	ExitCode int    `json:"exitCode"`
 	Result   string `json:"result"`
-	// Ours: the streams apart, how it ended, and how many bytes of the
-	// middle of each were dropped.
+	// Ours: the streams apart (see ExecuteRequest.Streams), how it ended, and
+	// how many bytes of the middle of each were dropped.
 	Stdout               string `json:"stdout"`
 	Stderr               string `json:"stderr"`
 	Reason               string `json:"reason"`
@@ -158,3 +171,33 @@ type ToolboxError struct {
 }
 
 func (e *ToolboxError) Error() string { return e.Message }
+
+// Codes of ToolboxError. The first block is Daytona's, the second ours.
+const (
+	ToolboxInvalidBody     = "INVALID_REQUEST_BODY"      // 400
+	ToolboxExecTimeout     = "PROCESS_EXECUTION_TIMEOUT" // 408
+	ToolboxProcessNotFound = "PROCESS_NOT_FOUND"         // 404
+	ToolboxFileNotFound    = "FILE_NOT_FOUND"            // 404
+	ToolboxAccessDenied    = "FILE_ACCESS_DENIED"        // 403
+	ToolboxInvalidPath     = "INVALID_FILE_PATH"         // 400
+	ToolboxReadFailed      = "FILE_READ_FAILED"          // 500
+	ToolboxCursorExpired   = "CURSOR_EXPIRED"            // 409
+
+	ToolboxInvalidQuery    = "INVALID_REQUEST_QUERY" // 400
+	ToolboxNotActive       = "NOT_ACTIVE"            // 503: the sandbox is not up yet or is going down
+	ToolboxNoRoute         = "ROUTE_NOT_FOUND"       // 404, 405
+	ToolboxUnknownUser     = "USER_NOT_FOUND"        // 400
+	ToolboxInvalidCwd      = "INVALID_CWD"           // 400
+	ToolboxNoShell         = "SHELL_NOT_FOUND"       // 400: the image has none; use argv
+	ToolboxProcessLimit    = "PROCESS_LIMIT"         // 409: too many run at once
+	ToolboxProcessState    = "PROCESS_STATE"         // 409: not while it is running, or terminal
+	ToolboxStdinClosed     = "STDIN_CLOSED"          // 409
+	ToolboxInvalidCursor   = "INVALID_CURSOR"        // 400
+	ToolboxFileExists      = "FILE_EXISTS"           // 409
+	ToolboxNoSpace         = "NO_SPACE"              // 507
+	ToolboxFileWriteFailed = "FILE_WRITE_FAILED"     // 500
+	ToolboxInvalidArchive  = "INVALID_ARCHIVE"       // 400; the message names the entry
+	ToolboxTooLarge        = "TOO_LARGE"             // 413
+	ToolboxInternal        = "INTERNAL"              // 500
+	ToolboxErrorSource     = "DAYTONA_DAEMON"        // ToolboxError.Source, what Daytona's clients look for
+)
