@@ -1,0 +1,105 @@
+package toolbox
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+
+	"skerry.dev/skerry"
+	"skerry.dev/skerry/internal/guest/toolbox/process"
+)
+
+// FramesType is the content type of the answer of POST /processes/run.
+const FramesType = "application/vnd.skerry.frames"
+
+// startRun starts the process of a run request.
+func (b *sandbox) startRun(req *skerry.RunRequest) (*process.Process, *process.Follower, error) {
+	switch req.OnDisconnect {
+	case "":
+		req.OnDisconnect = skerry.DisconnectKill
+	case skerry.DisconnectKill, skerry.DisconnectContinue:
+	default:
+		return nil, nil, toolboxError(http.StatusBadRequest, skerry.ToolboxInvalidBody,
+			"onDisconnect %.32q: is neither kill nor continue", req.OnDisconnect)
+	}
+	if req.KeepLogs == "" && req.OnDisconnect == skerry.DisconnectKill {
+		req.KeepLogs = process.KeepNone // the client has it all
+	}
+	return b.table.Start(&req.ProcessRequest, process.Options{Follow: true})
+}
+
+// disconnected does what the request wants when its client has gone.
+func disconnected(p *process.Process, req *skerry.RunRequest) {
+	if req.OnDisconnect == skerry.DisconnectKill {
+		p.Terminate()
+	}
+}
+
+// runStream is POST /processes/run. For a process without standard input it
+// takes one round trip; a WebSocket needs two, one for its upgrade.
+func (s *Server) runStream(box *sandbox, w http.ResponseWriter, r *http.Request) error {
+	var req skerry.RunRequest
+	if err := readJSON(w, r, maxBody, &req); err != nil {
+		return err
+	}
+	if req.Stdin == process.StdinPipe || req.Kind == process.KindPTY {
+		return toolboxError(http.StatusBadRequest, skerry.ToolboxInvalidBody,
+			"a run with standard input needs the WebSocket, GET /processes/run")
+	}
+	p, follower, err := box.startRun(&req)
+	if err != nil {
+		return err
+	}
+	defer follower.Close()
+	w.Header().Set("Content-Type", FramesType)
+	f := &frameStream{w: w, control: http.NewResponseController(w)}
+	if err := f.copy(r.Context(), p, follower); err != nil {
+		disconnected(p, &req)
+		return errors.Join(errAborted, err)
+	}
+	return nil
+}
+
+// frameStream writes the frames of POST /processes/run.
+type frameStream struct {
+	w       http.ResponseWriter
+	control *http.ResponseController
+}
+
+// copy sends all output of a process and how it ended.
+func (f *frameStream) copy(ctx context.Context, p *process.Process, follower *process.Follower) error {
+	if err := f.event(skerry.RunStarted, p); err != nil {
+		return err
+	}
+	for {
+		if !follower.More() {
+			if err := f.control.Flush(); err != nil {
+				return err
+			}
+		}
+		frame, err := follower.Next(ctx)
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			return err
+		}
+		if _, err := f.w.Write(frame.Wire()); err != nil {
+			return err
+		}
+	}
+	<-p.Done()
+	return f.event(skerry.RunExit, p)
+}
+
+func (f *frameStream) event(kind string, p *process.Process) error {
+	info := p.Info()
+	payload, err := json.Marshal(skerry.RunEvent{Type: kind, Process: &info})
+	if err != nil {
+		return err
+	}
+	_, err = f.w.Write(skerry.AppendRunFrame(nil, skerry.RunEvents, payload))
+	return err
+}
