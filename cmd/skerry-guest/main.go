@@ -18,13 +18,7 @@ var build = "unversioned"
 
 func main() {
 	log := slog.New(slog.NewTextHandler(os.Stderr, nil)) // the console
-	if os.Getpid() != 1 {
-		log.Error("skerry-guest is PID 1 of a sandbox and runs nowhere else")
-		os.Exit(2)
-	}
-	err := guest.Run(context.Background(), build, newToolbox, log)
-	log.Error("agent ends, and the machine with it", "err", err)
-	os.Exit(1)
+	guest.Main(context.Background(), build, newToolbox, log)
 }
 
 func newToolbox(spawner toolbox.Spawner, log *slog.Logger) control.Toolbox {
@@ -40,4 +34,3 @@ func (t adapter) Activate(a guestapi.Activation) (user, home string, err error) 
 	})
 	return got.User, got.Home, err
 }
-

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"os"
 	"sync"
 
 	"skerry.dev/skerry/internal/guest/control"
@@ -19,6 +20,24 @@ const userGroups = "/sys/fs/cgroup"
 
 // NewToolbox makes the part that runs processes for the sandbox's user.
 type NewToolbox func(toolbox.Spawner, *slog.Logger) control.Toolbox
+
+// Main is the agent's main function.
+func Main(ctx context.Context, build string, newToolbox NewToolbox, log *slog.Logger) {
+	// The kernel runs the agent's file as its modprobe, see package pid1.
+	if args := os.Args; len(args) == 4 && args[1] == "-q" && args[2] == "--" {
+		if err := pid1.Modprobe(args[3]); err != nil {
+			os.Exit(1) // the kernel asks for many that are not there
+		}
+		return
+	}
+	if os.Getpid() != 1 {
+		log.Error("the guest agent is PID 1 of a sandbox and runs nowhere else")
+		os.Exit(2)
+	}
+	err := Run(ctx, build, newToolbox, log)
+	log.Error("agent ends, and the machine with it", "err", err)
+	os.Exit(1)
+}
 
 // Run boots the machine and serves hosts until the machine ends. Every error it
 // returns is fatal: the end of PID 1 is a kernel panic, which ends the machine.

@@ -211,22 +211,18 @@ type portConn struct {
 	past bool   // all repeats of the handshake are behind us
 }
 
-// Read drops repeats of the answered handshake: the host sends them until it
-// sees the answer, and never after its first frame.
+// Read drops repeats of the answered handshake and flush bytes: the host sends
+// them until it sees the answer, and never after its first frame.
 func (c *portConn) Read(p []byte) (int, error) {
 	for !c.past {
-		if len(c.buf) >= len(c.done) && bytes.Equal(c.buf[:len(c.done)], c.done) {
-			c.buf = c.buf[len(c.done):]
+		if n, more := c.repeat(); !more {
+			c.buf = c.buf[n:]
+			c.past = n == 0
 			continue
 		}
-		// The first byte tells a repeat from a frame; a partial repeat needs more.
-		if len(c.buf) > 0 && (c.buf[0] != magic[0] || len(c.buf) >= len(c.done)) {
-			c.past = true
-			break
-		}
-		more := make([]byte, 4<<10)
-		n, err := c.port.Read(more)
-		c.buf = append(c.buf, more[:n]...)
+		fresh := make([]byte, 4<<10)
+		n, err := c.port.Read(fresh)
+		c.buf = append(c.buf, fresh[:n]...)
 		if err != nil {
 			return 0, err
 		}
@@ -237,6 +233,21 @@ func (c *portConn) Read(p []byte) (int, error) {
 		return n, nil
 	}
 	return c.port.Read(p)
+}
+
+// repeat returns how many bytes at the start of buf are a repeat of the
+// handshake or a flush byte, 0 if it is neither, or that it takes more bytes to
+// tell.
+func (c *portConn) repeat() (n int, more bool) {
+	switch {
+	case len(c.buf) >= len(c.done) && bytes.Equal(c.buf[:len(c.done)], c.done):
+		return len(c.done), false
+	case len(c.buf) < len(c.done) && bytes.HasPrefix(c.done, c.buf):
+		return 0, true
+	case len(c.buf) >= 2 && c.buf[0] == magic[0] && c.buf[1] == magic[0]:
+		return 1, false
+	}
+	return 0, false
 }
 
 func (c *portConn) Write(p []byte) (int, error) { return c.port.Write(p) }

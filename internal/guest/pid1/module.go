@@ -39,7 +39,7 @@ func loadModule(path string) error {
 		return err
 	}
 	defer f.Close()
-	if err := unix.FinitModule(int(f.Fd()), "", 0); err != nil && !errors.Is(err, unix.EEXIST) {
+	if err := unix.FinitModule(int(f.Fd()), "", loadFlags(path)); err != nil && !errors.Is(err, unix.EEXIST) {
 		return fmt.Errorf("load %s: %w", path, err)
 	}
 	return nil

@@ -63,5 +63,5 @@ func (s *System) mountKernel(context.Context) error {
 			return err
 		}
 	}
-	return nil
+	return setModprobe()
 }
