@@ -88,22 +88,34 @@ func (b *builder) apply(hdr *tar.Header, data io.Reader) error {
 			return invalid("a whiteout is used as a directory")
 		}
 	}
-	parent, err := b.walk(parts[:last])
+	name := strings.Clone(parts[last])
+	if strings.HasPrefix(name, whiteoutPrefix) {
+		return b.applyWhiteout(parts[:last], name)
+	}
+	parent, err := b.walk(parts[:last], makeMissing)
 	if err != nil {
 		return err
 	}
-	name := strings.Clone(parts[last])
-	switch {
-	case name == opaqueMarker:
+	if hdr.Typeflag == tar.TypeLink {
+		return b.link(parent, name, hdr.Linkname)
+	}
+	return b.add(parent, name, hdr, data)
+}
+
+// applyWhiteout applies an entry of any type whose name makes it a whiteout or
+// an opaque marker. It never makes a file to be seen: in a directory that is not
+// there it has nothing to hide. (Tools that replace a directory by a file write
+// whiteouts of the former content behind the file.)
+func (b *builder) applyWhiteout(dirs []string, name string) error {
+	parent, err := b.walk(dirs, endAtMissing)
+	if err != nil || parent == nil {
+		return err
+	}
+	if name == opaqueMarker {
 		parent.opaque = true
 		return nil
-	case strings.HasPrefix(name, whiteoutPrefix):
-		return b.hide(parent, strings.TrimPrefix(name, whiteoutPrefix))
-	case hdr.Typeflag == tar.TypeLink:
-		return b.link(parent, name, hdr.Linkname)
-	default:
-		return b.add(parent, name, hdr, data)
 	}
+	return b.hide(parent, strings.TrimPrefix(name, whiteoutPrefix))
 }
 
 func (b *builder) applyRoot(hdr *tar.Header) error {
@@ -212,9 +224,12 @@ func (b *builder) link(parent *dir, name, target string) error {
 		return invalid("hard link to the root")
 	}
 	last := len(parts) - 1
-	dir, err := b.walk(parts[:last])
+	dir, err := b.walk(parts[:last], endAtMissing)
 	if err != nil {
 		return err
+	}
+	if dir == nil {
+		return invalid("hard link to %q, which does not exist", target)
 	}
 	n := dir.node.Child(parts[last])
 	if n == nil {

@@ -1,6 +1,7 @@
 package disk
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 
@@ -14,12 +15,21 @@ const (
 	maxSteps = 8192
 )
 
+// missing says what walk does at a directory that is not there.
+type missing bool
+
+const (
+	makeMissing  missing = true
+	endAtMissing missing = false
+)
+
 // walk goes to the directory of a path, following symbolic links of this layer
-// and of those below. What is missing on the way becomes a directory of this
-// layer: with the attributes it has below, if it is there.
+// and of those below. A directory on the way that only lower layers have becomes
+// one of this layer, with the same attributes. One that is missing, or is
+// another file, is made if missing is makeMissing; else walk returns nil.
 //
 // Links cannot lead out: ".." stops at the root, absolute targets start there.
-func (b *builder) walk(parts []string) (*dir, error) {
+func (b *builder) walk(parts []string, missing missing) (*dir, error) {
 	cur := b.root
 	// todo are the components still to go, the next one last.
 	todo := slices.Clone(parts)
@@ -37,12 +47,14 @@ func (b *builder) walk(parts []string) (*dir, error) {
 			cur = cur.parent
 			continue
 		}
-		next, target, err := b.step(cur, name)
+		next, target, err := b.step(cur, name, missing)
 		if err != nil {
 			return nil, err
 		}
-		if next != nil {
-			cur = next
+		if target == "" {
+			if cur = next; cur == nil {
+				return nil, nil
+			}
 			continue
 		}
 		if links++; links > maxLinks {
@@ -58,14 +70,17 @@ func (b *builder) walk(parts []string) (*dir, error) {
 	return cur, nil
 }
 
-// step goes one name down: to a directory, or to the target of a symbolic link.
-func (b *builder) step(cur *dir, name string) (next *dir, target string, err error) {
+// step goes one name down: to a directory, or to the target of a symbolic link,
+// which is never empty. Neither means that there is no such directory.
+func (b *builder) step(cur *dir, name string, missing missing) (next *dir, target string, err error) {
 	if child := cur.node.Child(name); child != nil {
 		switch {
 		case child.IsDir():
 			return b.dirs[child], "", nil
 		case child.Type() == erofs.TypeSymlink:
 			return nil, child.Target, nil
+		case missing == endAtMissing:
+			return nil, "", nil
 		}
 		next, err = b.imply(cur, name, nil)
 		return next, "", err
@@ -81,6 +96,9 @@ func (b *builder) step(cur *dir, name string) (next *dir, target string, err err
 		if target, err = below[0].readlink(); err != nil {
 			return nil, "", err
 		}
+		if target == "" {
+			return nil, "", fmt.Errorf("%w: symbolic link to nothing", erofs.ErrCorrupt)
+		}
 		if cur.links == nil {
 			cur.links = make(map[string]string)
 		}
@@ -89,6 +107,9 @@ func (b *builder) step(cur *dir, name string) (next *dir, target string, err err
 	}
 	if len(below) > 0 && !below[0].IsDir() {
 		below = nil
+	}
+	if len(below) == 0 && missing == endAtMissing {
+		return nil, "", nil
 	}
 	next, err = b.imply(cur, name, below)
 	return next, "", err

@@ -26,7 +26,13 @@ func MountLayer(t testing.TB, path string) string {
 func MountOverlay(t testing.TB, layers ...string) string {
 	t.Helper()
 	needMount(t)
-	base := t.TempDir()
+	// Not t.TempDir: the test's name may have characters that mean something
+	// in mount options.
+	base, err := os.MkdirTemp("", "overlay")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(base) })
 	var lowers []string
 	for i, layer := range layers {
 		dir := filepath.Join(base, fmt.Sprint(i))
