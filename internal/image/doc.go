@@ -7,8 +7,8 @@
 //	lock                     held (flock) while the store is open
 //	blobs/sha256/<hex>       manifests, configurations and compressed layers, as in an OCI layout
 //	partial/<hex>            the beginning of a blob whose download was interrupted
-//	layers/<key>.img .idx    a converted layer and the converter's index of it
-//	layers/<key>.json        its sizes and checksums; written last, without it the layer does not exist
+//	layers/<key>.img         a converted layer
+//	layers/<key>.json        its size and checksum; written last, without it the layer does not exist
 //	images/<hex>.json        an image; written last, without it the image does not exist
 //	tmp/                     emptied when the store is opened
 //

@@ -43,6 +43,7 @@ func codeOf(err error) (code skerry.Code, hint string) {
 	var dns *net.DNSError
 	var status *transport.Error
 	var netErr net.Error
+	var again *transient
 	switch {
 	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
 		return skerry.CodeExhausted, "the disk is full: "
@@ -56,7 +57,7 @@ func codeOf(err error) (code skerry.Code, hint string) {
 		return skerry.CodeNotFound, "unknown host: "
 	case isTLSFault(err):
 		return skerry.CodeUnavailable, "the registry's certificate or protocol is not as expected (plain_http allows a registry without TLS): "
-	case errors.As(err, &netErr), errors.Is(err, errShort), errors.Is(err, errStalled):
+	case errors.As(err, &netErr), errors.As(err, &again):
 		return skerry.CodeUnavailable, ""
 	}
 	return skerry.CodeInternal, ""

@@ -47,15 +47,12 @@ func (c *copyConverter) ConvertLayer(_ context.Context, l image.Conversion) (boo
 			return false, err
 		}
 	}
-	data, err := io.ReadAll(l.Tar)
+	data, err := io.ReadAll(io.NewSectionReader(l.Tar, 0, l.Size+1))
 	if err != nil {
 		return false, err
 	}
 	if int64(len(data)) != l.Size {
 		return false, errors.New("size does not match")
-	}
-	if err := os.WriteFile(l.IndexDst, []byte{byte(len(l.Lower))}, 0o644); err != nil {
-		return false, err
 	}
 	return bytes.Contains(data, []byte("DEPENDS")), os.WriteFile(l.Dst, data, 0o644)
 }

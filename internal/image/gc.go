@@ -11,7 +11,7 @@ import (
 // Usage is what a store takes on disk, in bytes.
 type Usage struct {
 	Images  int   // registered images
-	Layers  int64 // converted layers, each counted once, and their indexes
+	Layers  int64 // converted layers, each counted once
 	Blobs   int64 // manifests, configurations and compressed layers
 	Partial int64 // interrupted downloads
 	Unused  int64 // of the above: what no image needs and Sweep will remove once it is old
@@ -80,7 +80,7 @@ func liveName(name string) string {
 	if !strings.HasPrefix(name, "layers/") {
 		return name
 	}
-	for _, ext := range []string{".img", ".idx", ".json"} {
+	for _, ext := range []string{".img", ".json"} {
 		if key, ok := strings.CutSuffix(name, ext); ok {
 			return key
 		}
@@ -119,7 +119,7 @@ func (s *Store) removeUnusedLocked(names []string) error {
 		}
 		paths := []string{s.path(name)}
 		if strings.HasPrefix(name, "layers/") { // the record first: without it the rest is garbage
-			paths = []string{s.path(name + ".json"), s.path(name + ".idx"), s.path(name + ".img")}
+			paths = []string{s.path(name + ".json"), s.path(name + ".img")}
 			delete(s.verified, s.path(name+".img"))
 		}
 		for _, p := range paths {

@@ -20,13 +20,10 @@ import (
 // layerFacts is layers/<key>.json. Checksums are CRC-32C: they find bad disks
 // and truncated copies, at memory speed; whoever may write here needs no finesse.
 type layerFacts struct {
-	Format     string  `json:"format"`
-	DiffID     v1.Hash `json:"diff_id"`
-	Bytes      int64   `json:"bytes"`
-	CRC32C     uint32  `json:"crc32c"`
-	HasIndex   bool    `json:"has_index"`
-	IndexBytes int64   `json:"index_bytes,omitempty"`
-	IndexCRC   uint32  `json:"index_crc32c,omitempty"`
+	Format string  `json:"format"`
+	DiffID v1.Hash `json:"diff_id"`
+	Bytes  int64   `json:"bytes"`
+	CRC32C uint32  `json:"crc32c"`
 }
 
 // layerKeys are the names a converted layer may have: by itself, or in its place.
@@ -82,8 +79,10 @@ func (s *Store) convert(ctx context.Context, blob v1.Descriptor, diffID v1.Hash,
 	if err != nil {
 		return "", err
 	}
-	c := Conversion{Tar: tar, Size: fi.Size(), Lower: lower,
-		Dst: filepath.Join(dir, "img"), IndexDst: filepath.Join(dir, "idx")}
+	c := Conversion{Tar: tar, Size: fi.Size(), Dst: filepath.Join(dir, "img")}
+	for _, l := range lower {
+		c.Lower = append(c.Lower, l.Path)
+	}
 	depends, err := s.opt.Converter.ConvertLayer(ctx, c)
 	if err != nil {
 		return "", err
@@ -92,41 +91,26 @@ func (s *Store) convert(ctx context.Context, blob v1.Descriptor, diffID v1.Hash,
 	if depends {
 		key = inPlace
 	}
-	return key, s.commitLayer(c, diffID, key)
+	return key, s.commitLayer(ctx, c.Dst, diffID, key)
 }
 
-// commitLayer gives a conversion's files their names; the facts come last.
-func (s *Store) commitLayer(c Conversion, diffID v1.Hash, key string) error {
+// commitLayer gives a converted layer its name; the facts come last.
+func (s *Store) commitLayer(ctx context.Context, file string, diffID v1.Hash, key string) error {
 	facts := layerFacts{Format: s.opt.Converter.Format(), DiffID: diffID}
 	var err error
-	if facts.CRC32C, facts.Bytes, err = checksum(context.Background(), c.Dst); err != nil {
-		return err
-	}
-	facts.IndexCRC, facts.IndexBytes, err = checksum(context.Background(), c.IndexDst)
-	switch {
-	case err == nil:
-		facts.HasIndex = true
-	case !errors.Is(err, fs.ErrNotExist):
+	if facts.CRC32C, facts.Bytes, err = checksum(ctx, file); err != nil {
 		return err
 	}
 	base := s.path("layers", key)
 	if err := removeIfThere(base + ".json"); err != nil { // of a damaged predecessor
 		return err
 	}
-	if err := os.Chmod(c.Dst, 0o444); err != nil {
+	if err := os.Chmod(file, 0o444); err != nil {
 		return err
 	}
-	if err := commit(c.Dst, base+".img"); err != nil {
+	if err := commit(file, base+".img"); err != nil {
 		return err
 	}
-	if facts.HasIndex {
-		if err := commit(c.IndexDst, base+".idx"); err != nil {
-			return err
-		}
-	}
-	s.mu.Lock()
-	delete(s.verified, base+".img")
-	s.mu.Unlock()
 	return writeJSON(s.path("tmp"), base+".json", facts)
 }
 
@@ -215,16 +199,7 @@ func (s *Store) checkLayer(ctx context.Context, l layerRecord) (LayerFile, error
 		return file, damaged("layer %s was converted to %d bytes, want %d", l.DiffID, facts.Bytes, l.Bytes)
 	}
 	file.Bytes = facts.Bytes
-	if err := s.checkFile(ctx, file.Path, facts.Bytes, facts.CRC32C); err != nil {
-		return file, err
-	}
-	if facts.HasIndex {
-		file.Index = base + ".idx"
-		if err := s.checkFile(ctx, file.Index, facts.IndexBytes, facts.IndexCRC); err != nil {
-			return file, err
-		}
-	}
-	return file, nil
+	return file, s.checkFile(ctx, file.Path, facts.Bytes, facts.CRC32C)
 }
 
 // checkFile compares a file's size, and unless it is unchanged since it was last

@@ -148,7 +148,11 @@ func newResolved(raw []byte, doc document, rawConfig []byte, want v1.Platform) (
 	if have.OS == "" && have.Architecture == "" { // hand-made images; trust who asked
 		have = want
 	}
-	if !suits(have, want) {
+	named := have
+	if named.Variant == "" { // many builders leave it out; the index has decided
+		named.Variant = want.Variant
+	}
+	if !suits(named, want) {
 		return nil, skerry.Unsupported("platform", "the image is for %s, not for %s", platformName(have), platformName(want))
 	}
 	return &resolved{raw: raw, rawConfig: rawConfig, mediaType: doc.mediaType, digest: digestOf(raw),

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"log/slog"
 	"net/http"
@@ -28,28 +29,25 @@ type Converter interface {
 	// Format names what ConvertLayer writes. Layers of another format are
 	// converted anew.
 	Format() string
-	// ConvertLayer writes l.Dst and, if it needs one, l.IndexDst. It reports
-	// dependsOnLower if it looked for anything in the layers below, found or
-	// not, or would have if there were any: the result is then used only above
-	// the same layers.
+	// ConvertLayer writes l.Dst. It reports dependsOnLower if it looked for
+	// anything in the layers below, found or not, or would have if there were
+	// any: the result is then used only above the same layers.
 	ConvertLayer(ctx context.Context, l Conversion) (dependsOnLower bool, err error)
 }
 
 // Conversion is one layer to convert.
 type Conversion struct {
-	Tar   *os.File    // uncompressed, at its beginning, checked against the diffID
+	Tar   io.ReaderAt // uncompressed, checked against the diffID
 	Size  int64       // bytes of Tar
-	Lower []LayerFile // layers below, the lowest first
-	// Dst and IndexDst do not exist yet. Index files are opaque to the store.
-	Dst, IndexDst string
+	Lower []string    // files of the layers below, the lowest first
+	Dst   string      // does not exist yet
 }
 
 // LayerFile is a converted layer.
 type LayerFile struct {
 	DiffID string // "sha256:…"
 	Path   string
-	Index  string // the converter's index, or "" if it made none
-	Bytes  int64  // size of the file at Path
+	Bytes  int64 // size of the file at Path
 }
 
 // Limits bound what an image may cost. Zero fields have the default.

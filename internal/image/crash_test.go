@@ -1,0 +1,96 @@
+package image_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+
+	"skerry.dev/skerry"
+	"skerry.dev/skerry/internal/image"
+)
+
+// crashEnv makes the test binary a program that pulls $2 into the store $1.
+const crashEnv = "SKERRY_IMAGE_TEST_CRASH"
+
+func crashChild() {
+	dir, ref, _ := strings.Cut(os.Getenv(crashEnv), " ")
+	s, err := image.Open(storeOptions(dir))
+	if err == nil {
+		_, err = s.Pull(context.Background(), skerry.PullRequest{Reference: ref, PlainHTTP: true}, nil)
+	}
+	if err == nil {
+		err = s.Close()
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
+
+// TestCrash kills a pull with SIGKILL at every n-th system call that makes a name
+// or content durable, and at some that write. After each the store must open,
+// hold no image or the whole one, and complete the pull.
+func TestCrash(t *testing.T) {
+	strace := needTool(t, "strace")
+	reg := startRegistry(t, false)
+	layout := makeLayout(t, 300_000)
+	ref := reg.push(t, layout+":app", "app:1")
+	want, _ := layoutManifest(t, layout, "app")
+	for _, c := range []struct {
+		calls string
+		step  int // every how many of the calls
+	}{
+		{"renameat,rename,renameat2", 1},
+		{"fsync", 3},
+		{"openat", 40},
+		{"pwrite64,write", 25},
+	} {
+		t.Run(c.calls, func(t *testing.T) {
+			for n := 1; ; n += c.step {
+				dir := t.TempDir()
+				cmd := exec.Command(strace, "-f", "-qq", "-o", os.DevNull, "-e", "trace="+c.calls,
+					"-e", fmt.Sprintf("inject=%s:signal=KILL:when=%d", c.calls, n), os.Args[0])
+				cmd.Env = append(os.Environ(), crashEnv+"="+dir+" "+ref)
+				out, err := cmd.CombinedOutput()
+				var exit *exec.ExitError
+				if err != nil && (!errors.As(err, &exit) || exit.ExitCode() != -1) {
+					t.Fatalf("call %d: %v\n%s", n, err, out)
+				}
+				checkAfterCrash(t, dir, ref, want)
+				if err == nil { // it made fewer calls than n
+					if n == 1 {
+						t.Fatal("nothing was killed")
+					}
+					t.Logf("killed at %d places", (n-1)/c.step)
+					return
+				}
+			}
+		})
+	}
+}
+
+func checkAfterCrash(t *testing.T, dir, ref, want string) {
+	t.Helper()
+	s, err := image.Open(storeOptions(dir))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	for _, info := range s.List() {
+		checkImage(t, s, info.Digest, 4)
+	}
+	if _, err := s.Pull(t.Context(), skerry.PullRequest{Reference: ref, PlainHTTP: true}, nil); err != nil {
+		t.Fatal(err)
+	}
+	checkImage(t, s, want, 4)
+	if err := s.Delete(want); err != nil {
+		t.Fatal(err)
+	}
+	if left := files(t, dir); len(left) != 0 {
+		t.Fatalf("left over: %q", left)
+	}
+}
