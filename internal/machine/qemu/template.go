@@ -316,3 +316,9 @@ func writePages(dst io.WriterAt, b []byte, at int64, crc uint32) (uint32, error)
 	}
 	return crc, flush(len(b))
 }
+
+// TemplateFiles lists the files that make up a captured template, given the
+// names Capture was called with: what has to be moved together.
+func TemplateFiles(statePath, ramPath string) []string {
+	return []string{statePath, ramPath, sumsPath(statePath)}
+}

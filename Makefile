@@ -1,0 +1,80 @@
+# Skerry. `make help` lists what there is.
+#
+# Everything that is not in the repository is installed by the setup targets,
+# from Debian's packages and the Go module proxy, at pinned versions where the
+# registry has versions to pin.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
+ARCHES  ?= $(shell go env GOARCH)
+CACHE   ?= $(CURDIR)/.cache
+SKERRY  := $(CURDIR)/bin/skerry
+
+# What runs sandboxes, and what only the tests need besides.
+RUN_PACKAGES  := qemu-system-x86 e2fsprogs mmdebstrap kmod ca-certificates uidmap
+TEST_PACKAGES := erofs-utils umoci skopeo buildah docker-registry apache2-utils qemu-utils gcc libc6-dev
+
+export SKERRY_TEST_KERNEL_DIR := $(CACHE)/kernel
+export CGO_ENABLED ?= 0
+
+LDFLAGS := -s -w -X main.version=$(VERSION)
+AGENTS  := $(foreach a,$(ARCHES),internal/guestbin/bin/skerry-guest-$(a).gz)
+
+.PHONY: help
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+.PHONY: demo
+demo: setup build ## see it work: install what is needed, build, start a server, take the tour
+	@scripts/demo.sh $(SKERRY)
+
+.PHONY: test
+test: setup-test build kernel ## all tests, real microVMs included
+	@scripts/test.sh
+
+.PHONY: lint
+lint: agent ## formatting, vet, linters, generated files
+	@scripts/lint.sh
+
+.PHONY: bench
+bench: setup build ## measure: create, exec, memory; a table and JSON
+	@scripts/bench.sh $(SKERRY)
+
+.PHONY: build
+build: agent ## bin/skerry
+	@go build -trimpath -ldflags '$(LDFLAGS)' -o $(SKERRY) ./cmd/skerry
+
+.PHONY: agent
+agent: $(AGENTS) ## the guest agents that bin/skerry embeds
+
+internal/guestbin/bin/skerry-guest-%.gz: $(shell find cmd/skerry-guest internal/guest internal/guestapi -name '*.go' -not -name '*_test.go') go.mod $(wildcard *.go)
+	@CGO_ENABLED=0 GOOS=linux GOARCH=$* go build -trimpath -ldflags '-s -w' -o $(CACHE)/skerry-guest-$* ./cmd/skerry-guest
+	@gzip -9 -n -c $(CACHE)/skerry-guest-$* > $@
+
+.PHONY: kernel
+kernel: build ## the guest kernel that the tests boot
+	@test -e $(CACHE)/kernel/kernel.json || $(SKERRY) kernel fetch --dir $(CACHE)/kernel
+
+.PHONY: setup
+setup: ## install the Debian packages that run sandboxes
+	@scripts/packages.sh $(RUN_PACKAGES)
+
+.PHONY: setup-test
+setup-test: ## install the Debian packages that the tests need besides
+	@scripts/packages.sh $(RUN_PACKAGES) $(TEST_PACKAGES)
+
+.PHONY: generate
+generate: build ## regenerate what is generated
+	@scripts/generate.sh $(SKERRY)
+
+.PHONY: cross
+cross: agent ## check that the command line builds for macOS and Windows
+	@GOOS=darwin GOARCH=arm64 go build -o /dev/null ./cmd/skerry
+	@GOOS=windows GOARCH=amd64 go build -o /dev/null ./cmd/skerry
+
+.PHONY: clean
+clean: ## remove what was built; sandboxes and images of a server stay
+	@rm -rf bin .cache internal/guestbin/bin/*.gz

@@ -1,0 +1,119 @@
+// Package host checks what a host must have to run sandboxes. The same facts
+// are printed by `skerry doctor` and reported by a runner.
+package host
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"skerry.dev/skerry"
+)
+
+// Disk space below which a host is warned about, and fails, in MiB.
+const (
+	warnDiskMiB = 10 * 1024
+	failDiskMiB = 1024
+)
+
+// Probe is a check that needs a part of the system this package does not know.
+type Probe func(context.Context) skerry.Check
+
+// Config names what is checked.
+type Config struct {
+	DataDir string
+	// Hypervisor, Kernel and Accel are probed by those who use them.
+	Hypervisor, Kernel, Accel Probe
+	// CgroupsEnforced says whether CPU shares can be set, and if not why.
+	CgroupsEnforced func() (bool, string)
+}
+
+// Check runs all checks in the order in which they depend on each other.
+func Check(ctx context.Context, cfg Config) []skerry.Check {
+	var out []skerry.Check
+	for _, p := range []Probe{cfg.Hypervisor, cfg.Kernel, cfg.Accel} {
+		if p != nil {
+			out = append(out, p(ctx))
+		}
+	}
+	out = append(out, diskSpace(cfg.DataDir))
+	if cfg.CgroupsEnforced != nil {
+		out = append(out, cgroups(cfg.CgroupsEnforced))
+	}
+	return append(out,
+		tool("mkfs.ext4", "makes the writable disks", "e2fsprogs", skerry.CheckFail),
+		tool("mmdebstrap", "builds the default image when there is no registry", "mmdebstrap", skerry.CheckWarn))
+}
+
+// Failed reports whether some check means that sandboxes cannot run.
+func Failed(checks []skerry.Check) bool {
+	for _, c := range checks {
+		if c.Level == skerry.CheckFail {
+			return true
+		}
+	}
+	return false
+}
+
+func diskSpace(dir string) skerry.Check {
+	c := skerry.Check{Name: "disk space"}
+	var st unix.Statfs_t
+	if err := unix.Statfs(existing(dir), &st); err != nil {
+		c.Level, c.Detail = skerry.CheckFail, err.Error()
+		return c
+	}
+	free := int64(st.Bavail) * st.Bsize >> 20
+	c.Detail = fmt.Sprintf("%.1f GiB free for %s", float64(free)/1024, dir)
+	switch {
+	case free < failDiskMiB:
+		c.Level, c.Fix = skerry.CheckFail, "free some space, or choose another disk with --data-dir"
+	case free < warnDiskMiB:
+		c.Level, c.Fix = skerry.CheckWarn, "images and sandboxes need room: 10 GiB or more are advised"
+	default:
+		c.Level = skerry.CheckOK
+	}
+	return c
+}
+
+// existing returns the nearest parent of dir that is there.
+func existing(dir string) string {
+	for {
+		if _, err := os.Stat(dir); err == nil || dir == filepath.Dir(dir) {
+			return dir
+		}
+		dir = filepath.Dir(dir)
+	}
+}
+
+func cgroups(enforced func() (bool, string)) skerry.Check {
+	c := skerry.Check{Name: "control groups", Level: skerry.CheckOK, Detail: "CPU shares are enforced"}
+	if ok, why := enforced(); !ok {
+		c.Level = skerry.CheckWarn
+		c.Detail = "CPU shares are not enforced (" + why + "); each sandbox reports it"
+		c.Fix = "run the server as root, or in a delegated control group: systemd-run --user --scope -p Delegate=yes skerry server"
+	}
+	return c
+}
+
+// sbin is searched too: mkfs is not in an ordinary user's PATH on Debian.
+func tool(name, purpose, pkg string, missing skerry.CheckLevel) skerry.Check {
+	c := skerry.Check{Name: name, Level: skerry.CheckOK}
+	path, err := exec.LookPath(name)
+	for _, dir := range []string{"/usr/sbin", "/sbin"} {
+		if err != nil {
+			path, err = exec.LookPath(filepath.Join(dir, name))
+		}
+	}
+	if err != nil {
+		c.Level, c.Detail = missing, "not found; it "+purpose
+		c.Fix = "sudo apt-get install " + pkg
+		return c
+	}
+	c.Detail = strings.TrimSpace(path) + ", " + purpose
+	return c
+}

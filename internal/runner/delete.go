@@ -1,0 +1,85 @@
+package runner
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"skerry.dev/skerry"
+	"skerry.dev/skerry/internal/shim"
+)
+
+// delete removes whatever this host has of a sandbox and says "deleted" when
+// nothing is left. It may be called in any state and again: a create under way
+// is cancelled and waited for.
+func (r *Runner) delete(ctx context.Context, id skerry.SandboxID, machineID skerry.MachineID) error {
+	r.mu.Lock()
+	s := r.sandboxes[id]
+	if s != nil {
+		s.cancel()
+	}
+	r.mu.Unlock()
+	if s == nil {
+		s = &sandbox{id: id, machine: machineID, cancel: func() {}}
+	} else {
+		select {
+		case <-s.settled:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	r.step("delete.settled")
+	if s.machine.Valid() {
+		if err := r.clearMachine(ctx, s.machine, false); err != nil {
+			return fmt.Errorf("delete sandbox %s: %w", id, err)
+		}
+	}
+	r.step("delete.cleared")
+	r.forget(s)
+	r.report(ctx, s, skerry.StatusDeleted, nil)
+	r.log.Info("sandbox deleted", "sandbox_id", id, "machine_id", s.machine)
+	return nil
+}
+
+// clearMachine ends the processes of a machine and removes its control group
+// and files. With keepLogs the directory stays with the logs, for a sandbox
+// that has failed and is not deleted yet.
+func (r *Runner) clearMachine(ctx context.Context, id skerry.MachineID, keepLogs bool) error {
+	dir := r.machineDir(id)
+	if proc, _, alive := shim.Find(dir); alive {
+		if err := proc.Kill(ctx); err != nil {
+			return err
+		}
+	}
+	if err := shim.KillLeftover(ctx, dir); err != nil {
+		return err
+	}
+	if err := r.cfg.Cgroups.remove(id); err != nil {
+		return err
+	}
+	r.step("delete.killed")
+	if keepLogs {
+		return clearAllButLogs(dir)
+	}
+	return os.RemoveAll(dir)
+}
+
+func clearAllButLogs(dir string) error {
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, e := range entries {
+		if filepath.Ext(e.Name()) != ".log" && e.Name() != shim.StatusFile {
+			errs = append(errs, os.RemoveAll(filepath.Join(dir, e.Name())))
+		}
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,82 @@
+package runner
+
+import (
+	"context"
+
+	"skerry.dev/skerry"
+	"skerry.dev/skerry/internal/machine"
+	"skerry.dev/skerry/internal/shim"
+)
+
+// plan is what a job needs on this host: its image's disk, the shape of the
+// machine, and the template that serves both.
+type plan struct {
+	prep  Prepared
+	img   imageDisk
+	shape machine.Shape
+	key   TemplateKey
+}
+
+// plan looks up what a machine for the image digest and size needs.
+func (r *Runner) plan(ctx context.Context, digest string, res skerry.Resources) (plan, error) {
+	prep, err := r.prepared(ctx)
+	if err != nil {
+		return plan{}, err
+	}
+	img, err := r.disks.get(ctx, digest, prep.Guest)
+	if err != nil {
+		return plan{}, err
+	}
+	p := plan{prep: prep, img: img, shape: shapeFor(res)}
+	p.key = TemplateKey{Image: img.digest, Guest: prep.Guest.Key, Hypervisor: prep.Hypervisor, Shape: p.shape}
+	return p, nil
+}
+
+// shapeFor is the shape of the template that serves a size.
+func shapeFor(res skerry.Resources) machine.Shape {
+	return machine.Shape{VCPUs: res.VCPUs(), BaseMiB: machine.BaseSizeMiB(res.MemoryMiB), MaxMemMiB: skerry.MaxMemoryMiB}
+}
+
+// spec is what every shim of this plan has in common.
+func (r *Runner) spec(id skerry.MachineID, p plan) shim.Spec {
+	driver := p.prep.Driver
+	if r.cfg.DropPrivileges {
+		driver.UID = machineUID(id)
+		driver.GID = driver.UID
+	}
+	return shim.Spec{MachineID: id, ImageDigest: p.img.digest, Shape: p.shape, Image: p.img.extents,
+		Driver: driver, Network: r.cfg.Network}
+}
+
+// machineUID is the user id of a machine's hypervisor, one of its own, so that
+// one that was taken over cannot signal or trace another. The range is above
+// those that systemd hands out (its "Users, Groups, UIDs and GIDs" page) and
+// below 2^31, which old software takes for negative.
+func machineUID(id skerry.MachineID) int {
+	const first, bits = 0x70000000, 24
+	var h uint32 = 2166136261 // FNV-1a
+	for i := 0; i < len(id); i++ {
+		h = (h ^ uint32(id[i])) * 16777619
+	}
+	return first + int(h>>(32-bits))
+}
+
+// startMachine starts a shim for a machine of the plan: restored from the
+// template, which is made first if there is none, or booted.
+func (r *Runner) startMachine(ctx context.Context, id skerry.MachineID, p plan, warm bool) (*shim.Process, error) {
+	spec := r.spec(id, p)
+	spec.Warm = warm
+	if r.cfg.ColdBoot {
+		var err error
+		if spec.Boot, err = p.img.boot(p.prep.Guest); err != nil {
+			return nil, err
+		}
+		return shim.Start(ctx, r.cfg.ShimArgv, r.machineDir(id), spec, nil)
+	}
+	tpl, done, err := r.templates.get(ctx, p)
+	if err != nil {
+		return nil, err
+	}
+	defer done()
+	return shim.Start(ctx, r.cfg.ShimArgv, r.machineDir(id), spec, tpl)
+}

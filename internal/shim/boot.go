@@ -1,0 +1,138 @@
+package shim
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"skerry.dev/skerry/internal/guestapi"
+	"skerry.dev/skerry/internal/machine"
+)
+
+// linkTimeout bounds the wait for the agent of a restored machine, bootTimeout
+// for one that boots: software emulation on a busy host takes seconds.
+const (
+	linkTimeout = 30 * time.Second
+	bootTimeout = 120 * time.Second
+)
+
+// startMachine starts the network and the hypervisor. A machine from a
+// template is loaded and paused afterwards, a cold boot runs.
+func (s *shim) startMachine(ctx context.Context, wg *sync.WaitGroup) error {
+	control, guestControl, err := socketpair("control")
+	if err != nil {
+		return err
+	}
+	defer guestControl.Close()
+	defer control.Close() // net.FileConn has its own copy by then
+	network, guestNet, err := socketpair("net")
+	if err != nil {
+		return err
+	}
+	defer guestNet.Close()
+	defer network.Close()
+
+	if err := s.startNetwork(ctx, wg, network); err != nil {
+		return err
+	}
+	m, err := s.driver.Start(ctx, machine.Config{
+		Shape: s.spec.Shape, Dir: s.cfg.Dir, Image: machine.ImageDisk{Extents: s.spec.Image},
+		Control: guestControl, Net: guestNet, Boot: s.spec.Boot, Template: s.cfg.Template,
+	})
+	if err != nil {
+		return err
+	}
+	conn, err := net.FileConn(control)
+	if err != nil {
+		return errors.Join(err, m.Kill())
+	}
+	if err := s.setMachine(m); err != nil {
+		return errors.Join(err, m.Kill())
+	}
+	wg.Go(func() { s.watch(ctx, m) })
+	s.mu.Lock()
+	s.controlConn = conn
+	s.mu.Unlock()
+	if s.spec.Boot != nil {
+		return s.connect(ctx, bootTimeout)
+	}
+	return nil
+}
+
+func (s *shim) setMachine(m machine.Machine) error {
+	ticks, err := StartTicks(m.PID())
+	if err != nil {
+		return fmt.Errorf("hypervisor process: %w", err)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.machine = m
+	s.status.MachinePID, s.status.MachineStartTicks = m.PID(), ticks
+	s.publishLocked()
+	return nil
+}
+
+func (s *shim) startNetwork(ctx context.Context, wg *sync.WaitGroup, end *os.File) error {
+	n, err := s.cfg.NewNetwork(s.spec.Network, s.log, end)
+	if err != nil {
+		return fmt.Errorf("network: %w", err)
+	}
+	wg.Go(func() {
+		if err := n.Run(ctx); err != nil && ctx.Err() == nil {
+			s.log.Warn("network ended", "err", err)
+		}
+	})
+	return nil
+}
+
+// connect makes the link to the agent of a machine that runs.
+func (s *shim) connect(ctx context.Context, timeout time.Duration) error {
+	s.mu.Lock()
+	conn, link := s.controlConn, s.link
+	s.mu.Unlock()
+	if link != nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	link, err := guestapi.Dial(ctx, conn)
+	if err != nil {
+		return fmt.Errorf("guest agent: %w", err)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.link = link
+	return nil
+}
+
+// warm runs a restored machine until its agent has answered, so that the
+// emulator has translated the code a create needs, and pauses it.
+func (s *shim) warm(ctx context.Context) error {
+	if err := s.machine.Resume(ctx); err != nil {
+		return err
+	}
+	if err := s.connect(ctx, linkTimeout); err != nil {
+		return err
+	}
+	var hello guestapi.Hello
+	if err := s.link.Control(ctx, guestapi.PathHello, nil, &hello); err != nil {
+		return fmt.Errorf("hello: %w", err)
+	}
+	return s.machine.Pause(ctx)
+}
+
+// socketpair returns the two ends of a stream connection, closed on exec
+// unless they are handed over on purpose.
+func socketpair(name string) (ours, theirs *os.File, err error) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, nil, os.NewSyscallError("socketpair", err)
+	}
+	return os.NewFile(uintptr(fds[0]), name), os.NewFile(uintptr(fds[1]), name+"-guest"), nil
+}

@@ -1,0 +1,13 @@
+#!/usr/bin/env bash
+# All tests. Packages that boot microVMs run one after the other, so that at
+# most two machines boot at once; the others run side by side before them.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+vm_packages=$(go list ./internal/machine/... ./internal/guest/... ./internal/kernel/... ./internal/runner/... ./internal/shim/... ./test/... 2>/dev/null)
+other_packages=$(go list ./... | grep -vxF "$vm_packages")
+
+# The race detector needs cgo.
+export CGO_ENABLED=1
+go test -race -timeout 15m $other_packages
+go test -race -timeout 15m -p 1 $vm_packages
