@@ -295,7 +295,7 @@ func FuzzBuildLayer(f *testing.F) {
 		f.Add(disktest.Tar(f, c.layers[len(c.layers)-1]...))
 	}
 	lower, _ := build(f, disktest.Tar(f, dir("d"), file("d/a", "1"), symlink("lib", "usr/lib"), dir("usr"), dir("usr/lib"), file("a", "2")))
-	out := filepath.Join(f.TempDir(), "layer")
+	out := filepath.Join(memoryDir(f), fmt.Sprintf("layer-%d", os.Getpid()))
 	lim := disk.Limits{TarBytes: 1 << 20, Entries: 1000, DataBytes: 16 << 20, MetaBytes: 1 << 20}
 	f.Fuzz(func(t *testing.T, archive []byte) {
 		tree, stats, err := disk.BuildLayer(context.Background(), bytes.NewReader(archive), int64(len(archive)), lower, out, lim)
@@ -317,6 +317,16 @@ func FuzzBuildLayer(f *testing.F) {
 		}
 		os.Remove(over)
 	})
+}
+
+// memoryDir returns a temporary directory, if possible where a sync is free.
+func memoryDir(f *testing.F) string {
+	dir, err := os.MkdirTemp("/dev/shm", "fuzz")
+	if err != nil {
+		return f.TempDir()
+	}
+	f.Cleanup(func() { os.RemoveAll(dir) })
+	return dir
 }
 
 // readAll reads every byte of a layer file with our own reader.

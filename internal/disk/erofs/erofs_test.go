@@ -327,6 +327,6 @@ func visit(r *erofs.Reader, dir *erofs.Inode, depth int) {
 			visit(r, n, depth+1)
 		}
 		r.Readlink(n)
-		io.Copy(io.Discard, io.LimitReader(r.Open(n), 1<<20))
+		io.Copy(io.Discard, io.LimitReader(r.Open(n), 64<<10))
 	}
 }
