@@ -8,7 +8,7 @@ import (
 // hostile one can cost. A zero field takes its default.
 type Limits struct {
 	TarBytes   int64 // length of the tar; default 64 GiB
-	Entries    int   // files and directories, implied parents included; default 2,000,000
+	Entries    int   // files and directories, implied parents included; default 1,000,000
 	DataBytes  int64 // sum of file sizes, holes included; default 256 GiB
 	MetaBytes  int64 // sum of names, link targets and extended attributes; default 256 MiB
 	NameBytes  int   // one component of a name; default and at most 255
@@ -20,7 +20,7 @@ type Limits struct {
 // withDefaults fills in the zero fields.
 func (l Limits) withDefaults() Limits {
 	setDefault(&l.TarBytes, 64<<30)
-	setDefault(&l.Entries, 2_000_000)
+	setDefault(&l.Entries, 1_000_000)
 	setDefault(&l.DataBytes, 256<<30)
 	setDefault(&l.MetaBytes, 256<<20)
 	setDefault(&l.NameBytes, 255)

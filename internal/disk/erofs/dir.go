@@ -8,33 +8,33 @@ import (
 
 // split adds "." and ".." to the sorted names of a directory and shares the
 // names out to blocks.
-func (n *Node) split() {
+func (d *dirData) split() {
 	for _, dots := range []string{".", ".."} {
-		i, _ := slices.BinarySearch(n.names, dots)
-		n.names = slices.Insert(n.names, i, dots)
+		i, _ := slices.BinarySearch(d.names, dots)
+		d.names = slices.Insert(d.names, i, dots)
 	}
-	n.splits = nil
+	d.splits = nil
 	size := BlockSize
-	for i, name := range n.names {
+	for i, name := range d.names {
 		size += direntSize + len(name)
 		if size > BlockSize {
-			n.splits = append(n.splits, i)
+			d.splits = append(d.splits, i)
 			size = direntSize + len(name)
 		}
 	}
 }
 
 // block returns the names in a block.
-func (n *Node) block(i int) []string {
-	if i+1 < len(n.splits) {
-		return n.names[n.splits[i]:n.splits[i+1]]
+func (d *dirData) block(i int) []string {
+	if i+1 < len(d.splits) {
+		return d.names[d.splits[i]:d.splits[i+1]]
 	}
-	return n.names[n.splits[i]:]
+	return d.names[d.splits[i]:]
 }
 
-func (n *Node) dirBlockSize(i int) int {
+func (d *dirData) blockSize(i int) int {
 	size := 0
-	for _, name := range n.block(i) {
+	for _, name := range d.block(i) {
 		size += direntSize + len(name)
 	}
 	return size
@@ -46,16 +46,16 @@ func (n *Node) target(name string) *Node {
 	case ".":
 		return n
 	case "..":
-		return n.parent
+		return n.dir.parent
 	default:
-		return n.children[name]
+		return n.dir.children[name]
 	}
 }
 
 // appendDirBlock appends one block of a directory, without padding: the entries
 // and then their names.
 func (n *Node) appendDirBlock(b []byte, i int) []byte {
-	names := n.block(i)
+	names := n.dir.block(i)
 	nameOff := len(names) * direntSize
 	for _, name := range names {
 		target := n.target(name)
@@ -79,7 +79,7 @@ func (w *Writer) writeDirs(order []*Node) error {
 		if !n.IsDir() {
 			continue
 		}
-		blocks := len(n.splits)
+		blocks := len(n.dir.splits)
 		if n.layout == layoutInline {
 			blocks--
 		}

@@ -9,16 +9,17 @@ import (
 // number returns all files below root, each once, the children of a directory
 // behind one another, and counts their links.
 func number(root *Node) ([]*Node, error) {
-	root.placed, root.links, root.parent = true, 2, root
+	root.setParent(root)
+	root.placed, root.links = true, 2
 	order := []*Node{root}
 	for i := 0; i < len(order); i++ {
 		dir := order[i]
 		if !dir.IsDir() {
 			continue
 		}
-		dir.names = slices.Sorted(maps.Keys(dir.children))
-		for _, name := range dir.names {
-			child := dir.children[name]
+		dir.dir.names = slices.Sorted(maps.Keys(dir.dir.children))
+		for _, name := range dir.dir.names {
+			child := dir.dir.children[name]
 			if err := CheckName(name); err != nil {
 				return nil, err
 			}
@@ -31,7 +32,7 @@ func number(root *Node) ([]*Node, error) {
 				}
 				dir.links++
 				child.links++ // its own "."
-				child.parent = dir
+				child.setParent(dir)
 			}
 			child.links++
 			if !child.placed {
@@ -43,18 +44,27 @@ func number(root *Node) ([]*Node, error) {
 	return order, nil
 }
 
+// setParent sets what ".." of a directory is.
+func (n *Node) setParent(parent *Node) {
+	if n.dir == nil {
+		n.dir = new(dirData)
+	}
+	n.dir.parent = parent
+}
+
 // place gives every file its position in the inode area and every directory its
 // blocks. It returns the length of the inode area in bytes.
 func (w *Writer) place(order []*Node) (int64, error) {
 	next := int64(firstNID * nidSize)
 	var dirBlocks int64
 	for _, n := range order {
-		var err error
-		if n.xattrs, err = xattrSize(n.Xattrs); err != nil {
+		size, err := xattrSize(n.Xattrs)
+		if err != nil {
 			return 0, err
 		}
+		n.xattrs = int32(size)
 		if n.IsDir() {
-			n.split()
+			n.dir.split()
 		}
 		tail := n.chooseLayout()
 		if n.Type() == TypeSymlink && tail == 0 {
@@ -62,16 +72,17 @@ func (w *Writer) place(order []*Node) (int64, error) {
 				return 0, err
 			}
 		}
-		next = position(next, int64(inodeSize+n.xattrs), tail)
+		body := inodeSize + int64(n.xattrs)
+		next = position(next, body, tail)
 		n.nid = uint64(next) / nidSize
-		next += int64(inodeSize+n.xattrs) + tail
+		next += body + tail
 		switch {
 		case n.layout == layoutChunk:
 			w.chunked = true
 			next += 4 * n.data.chunks(n.Size)
 		case n.IsDir():
 			n.addr = uint32(dirBlocks)
-			dirBlocks += int64(len(n.splits))
+			dirBlocks += int64(len(n.dir.splits))
 			if n.layout == layoutInline {
 				dirBlocks--
 			}
@@ -117,7 +128,7 @@ func (f *data) chunks(size int64) int64 {
 // of a regular file has nowhere else to go.
 func (n *Node) chooseLayout() int64 {
 	n.layout = layoutPlain
-	room := int64(BlockSize - inodeSize - n.xattrs)
+	room := BlockSize - inodeSize - int64(n.xattrs)
 	var tail int64
 	switch n.Type() {
 	case TypeRegular:
@@ -147,8 +158,8 @@ func (n *Node) chooseLayout() int64 {
 func (n *Node) storedSize() int64 {
 	switch n.Type() {
 	case TypeDir:
-		last := len(n.splits) - 1
-		return int64(last)*BlockSize + int64(n.dirBlockSize(last))
+		last := len(n.dir.splits) - 1
+		return int64(last)*BlockSize + int64(n.dir.blockSize(last))
 	case TypeSymlink:
 		return int64(len(n.Target))
 	default:

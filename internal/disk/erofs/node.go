@@ -65,20 +65,27 @@ type Node struct {
 	Target string // of a symbolic link
 	Size   int64  // of a regular file, in bytes
 
-	children map[string]*Node
-	parent   *Node // of a directory, set by the layout
-
-	data data
+	dir  *dirData // or nil for a directory without content
+	data data     // of a regular file
 
 	// Set by the layout.
 	placed bool
-	links  uint32
-	nid    uint64
 	layout uint16
-	addr   uint32   // first data block, directories: relative to their area
-	xattrs int      // bytes stored, 0 for none
-	names  []string // directories: sorted, "." and ".." are among them
-	splits []int    // directories: index of each block's first name
+	xattrs int32 // bytes stored, 0 for none
+	links  uint32
+	addr   uint32 // first data block, directories: relative to their area
+	nid    uint64
+}
+
+// dirData is apart because most nodes, of which there may be millions in memory,
+// are not directories.
+type dirData struct {
+	children map[string]*Node
+
+	// Set by the layout.
+	parent *Node
+	names  []string // sorted, "." and ".." are among them
+	splits []int    // index of each block's first name
 }
 
 // data says where a regular file's content is. runs is empty for a file
@@ -98,21 +105,35 @@ type run struct {
 }
 
 // Child returns the child with a name, or nil.
-func (n *Node) Child(name string) *Node { return n.children[name] }
+func (n *Node) Child(name string) *Node {
+	if n.dir == nil {
+		return nil
+	}
+	return n.dir.children[name]
+}
 
 // SetChild puts a child under a name, in place of any that has it.
 func (n *Node) SetChild(name string, child *Node) {
-	if n.children == nil {
-		n.children = make(map[string]*Node)
+	if n.dir == nil {
+		n.dir = &dirData{children: make(map[string]*Node)}
 	}
-	n.children[name] = child
+	n.dir.children[name] = child
 }
 
 // RemoveChild removes the child with a name.
-func (n *Node) RemoveChild(name string) { delete(n.children, name) }
+func (n *Node) RemoveChild(name string) {
+	if n.dir != nil {
+		delete(n.dir.children, name)
+	}
+}
 
 // Children ranges over names and children, in no order.
-func (n *Node) Children() iter.Seq2[string, *Node] { return maps.All(n.children) }
+func (n *Node) Children() iter.Seq2[string, *Node] {
+	if n.dir == nil {
+		return maps.All(map[string]*Node(nil))
+	}
+	return maps.All(n.dir.children)
+}
 
 // CheckName tells whether a name can stand in a directory.
 func CheckName(name string) error {

@@ -8,9 +8,10 @@ import (
 
 // Writer writes one image. It is not safe for concurrent use.
 type Writer struct {
-	out     *output
-	copyBuf []byte
-	tails   int // bytes of tails in memory
+	out      *output
+	tails    int    // bytes of tails in memory
+	copyBuf  []byte // of WriteFile
+	inodeBuf []byte // of writeInode
 
 	chunked bool // some file has a chunk map
 }
@@ -75,7 +76,8 @@ func (w *Writer) writeSuper(meta uint32, order []*Node) (int64, error) {
 
 // writeInode writes an inode, its attributes and its tail or chunk map.
 func (w *Writer) writeInode(n *Node, dirs uint32) error {
-	b := make([]byte, inodeSize, inodeSize+n.xattrs+BlockSize)
+	b := append(w.inodeBuf[:0], make([]byte, inodeSize)...)
+	defer func() { w.inodeBuf = b }()
 	le := binary.LittleEndian
 	le.PutUint16(b[0:], n.layout<<1|1)
 	if n.xattrs > 0 {
@@ -100,7 +102,7 @@ func (w *Writer) writeInode(n *Node, dirs uint32) error {
 		return w.writeChunkMap(&n.data, n.Size)
 	case n.layout != layoutInline:
 	case n.IsDir():
-		b = n.appendDirBlock(b, len(n.splits)-1)
+		b = n.appendDirBlock(b, len(n.dir.splits)-1)
 	case n.Type() == TypeSymlink:
 		b = append(b, n.Target...)
 	default:
