@@ -6,19 +6,33 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 
 	"skerry.dev/skerry"
 	"skerry.dev/skerry/internal/image"
 )
 
-// crashEnv makes the test binary a program that pulls $2 into the store $1.
+// crashEnv makes the test binary a program that pulls an image into a store and
+// dies within a conversion: "directory reference number-of-the-conversion".
 const crashEnv = "SKERRY_IMAGE_TEST_CRASH"
 
 func crashChild() {
-	dir, ref, _ := strings.Cut(os.Getenv(crashEnv), " ")
-	s, err := image.Open(storeOptions(dir))
+	args := strings.Fields(os.Getenv(crashEnv))
+	dir, ref, left := args[0], args[1], args[2]
+	conv := &copyConverter{}
+	conv.before = func(l image.Conversion) error {
+		if strconv.FormatInt(conv.calls.Load(), 10) != left {
+			return nil
+		}
+		if err := os.WriteFile(l.Dst, []byte("half a file"), 0o644); err != nil {
+			return err
+		}
+		return syscall.Kill(os.Getpid(), syscall.SIGKILL)
+	}
+	s, err := image.Open(storeOptions(dir, func(o *image.Options) { o.Converter = conv }))
 	if err == nil {
 		_, err = s.Pull(context.Background(), skerry.PullRequest{Reference: ref, PlainHTTP: true}, nil)
 	}
@@ -31,8 +45,8 @@ func crashChild() {
 	}
 }
 
-// TestCrash kills a pull with SIGKILL at every n-th system call that makes a name
-// or content durable, and at some that write. After each the store must open,
+// TestCrash kills a pull with SIGKILL at the n-th system call of some thread that
+// gives a file its name or makes it durable, and at some that open and write. After each the store must open,
 // hold no image or the whole one, and complete the pull.
 func TestCrash(t *testing.T) {
 	strace := needTool(t, "strace")
@@ -45,16 +59,16 @@ func TestCrash(t *testing.T) {
 		step  int // every how many of the calls
 	}{
 		{"renameat,rename,renameat2", 1},
-		{"fsync", 3},
-		{"openat", 40},
-		{"pwrite64,write", 25},
+		{"fsync", 2},
+		{"openat", 15},
+		{"write", 8},
 	} {
 		t.Run(c.calls, func(t *testing.T) {
 			for n := 1; ; n += c.step {
 				dir := t.TempDir()
 				cmd := exec.Command(strace, "-f", "-qq", "-o", os.DevNull, "-e", "trace="+c.calls,
 					"-e", fmt.Sprintf("inject=%s:signal=KILL:when=%d", c.calls, n), os.Args[0])
-				cmd.Env = append(os.Environ(), crashEnv+"="+dir+" "+ref)
+				cmd.Env = append(os.Environ(), crashEnv+"="+dir+" "+ref+" never")
 				out, err := cmd.CombinedOutput()
 				var exit *exec.ExitError
 				if err != nil && (!errors.As(err, &exit) || exit.ExitCode() != -1) {
@@ -70,6 +84,24 @@ func TestCrash(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+func TestCrashWithinConversion(t *testing.T) {
+	reg := startRegistry(t, false)
+	layout := makeLayout(t, 1000)
+	ref := reg.push(t, layout+":app", "app:1")
+	want, _ := layoutManifest(t, layout, "app")
+	for n := 1; n <= 4; n++ {
+		dir := t.TempDir()
+		cmd := exec.Command(os.Args[0])
+		cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%s %s %d", crashEnv, dir, ref, n))
+		out, err := cmd.CombinedOutput()
+		var exit *exec.ExitError
+		if !errors.As(err, &exit) || exit.ExitCode() != -1 {
+			t.Fatalf("conversion %d: %v, want killed\n%s", n, err, out)
+		}
+		checkAfterCrash(t, dir, ref, want)
 	}
 }
 

@@ -58,6 +58,11 @@ func (s *Store) BuildDefault(ctx context.Context, progress func(skerry.PullProgr
 }
 
 func (s *Store) buildDefault(ctx context.Context, t *tracker) (Info, error) {
+	unlock, err := s.busy.lock(ctx, "build") // the build area is one
+	if err != nil {
+		return Info{}, err
+	}
+	defer unlock()
 	mode, err := buildMode()
 	if err != nil {
 		return Info{}, err
@@ -76,7 +81,14 @@ func (s *Store) buildDefault(ctx context.Context, t *tracker) (Info, error) {
 		return Info{}, err
 	}
 	t.enter(phaseBuilding, 0)
-	layer, diffID, err := s.bootstrap(ctx, mode, sources, epoch, filepath.Join(dir, "layer"), t)
+	area, err := s.newBuildArea(ctx, mode)
+	if err != nil {
+		return Info{}, err
+	}
+	layer, diffID, err := bootstrap(ctx, area, sources, epoch, filepath.Join(dir, "layer"), t)
+	if removeErr := area.remove(context.WithoutCancel(ctx)); removeErr != nil {
+		s.opt.Log.Warn("build area not removed", "dir", area.dir, "err", removeErr)
+	}
 	if err != nil {
 		return Info{}, err
 	}
@@ -181,7 +193,7 @@ func releaseDate(inRelease []byte) (time.Time, error) {
 }
 
 // bootstrap runs mmdebstrap and compresses its tar into file.
-func (s *Store) bootstrap(ctx context.Context, mode string, sources []aptSource, epoch time.Time, file string, t *tracker) (layer v1.Descriptor, diffID v1.Hash, err error) {
+func bootstrap(ctx context.Context, area *buildArea, sources []aptSource, epoch time.Time, file string, t *tracker) (layer v1.Descriptor, diffID v1.Hash, err error) {
 	out, err := os.OpenFile(file, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o644)
 	if err != nil {
 		return layer, diffID, err
@@ -193,18 +205,21 @@ func (s *Store) bootstrap(ctx context.Context, mode string, sources []aptSource,
 	if err != nil {
 		return layer, diffID, err
 	}
-	cmd := mmdebstrap(ctx, mode, sources, epoch)
+	cmd := mmdebstrap(ctx, area, sources, epoch)
 	cmd.Stdout = &countWriter{w: io.MultiWriter(zip, tarHash), track: t}
 	log := &tailWriter{}
 	cmd.Stderr = log
+	// The signal for a dead parent is tied to the thread that started the child.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
 	if err := cmd.Run(); err != nil {
 		if ctx.Err() != nil {
 			return layer, diffID, ctx.Err()
 		}
-		if code, _ := codeOf(err); code == skerry.CodeExhausted || strings.Contains(log.String(), "No space left on device") {
+		if code, _ := codeOf(err); code == skerry.CodeExhausted || bytes.Contains(log.buf, []byte("No space left on device")) {
 			return layer, diffID, skerry.Errorf(skerry.CodeExhausted, "the disk is full: mmdebstrap: %w", err)
 		}
-		return layer, diffID, skerry.Errorf(skerry.CodeUnavailable, "mmdebstrap: %w: %s", err, lastLines(log.Bytes(), 8))
+		return layer, diffID, skerry.Errorf(skerry.CodeUnavailable, "mmdebstrap: %w: %s", err, lastLines(log.buf, 8))
 	}
 	if err := zip.Close(); err != nil {
 		return layer, diffID, err
@@ -216,13 +231,13 @@ func (s *Store) bootstrap(ctx context.Context, mode string, sources []aptSource,
 
 // mmdebstrap is the command that writes the root file system as a tar to its
 // standard output. The sources, which may hold a login, go in by standard input.
-func mmdebstrap(ctx context.Context, mode string, sources []aptSource, epoch time.Time) *exec.Cmd {
+func mmdebstrap(ctx context.Context, area *buildArea, sources []aptSource, epoch time.Time) *exec.Cmd {
 	var build, guest strings.Builder
 	for i, src := range sources {
 		build.WriteString(src.line())
 		guest.WriteString(guestSource(src, suites[i]).line())
 	}
-	cmd := exec.CommandContext(ctx, "mmdebstrap", "--mode="+mode, "--variant=minbase", "--format=tar",
+	cmd := exec.CommandContext(ctx, "mmdebstrap", "--mode="+area.mode, "--variant=minbase", "--format=tar",
 		"--architectures="+runtime.GOARCH, "--include="+defaultPackages, "--keyring="+debianKeyring,
 		// mmdebstrap copies these two from the host; the agent writes them at start.
 		`--customize-hook=echo localhost > "$1/etc/hostname"`,
@@ -230,10 +245,13 @@ func mmdebstrap(ctx context.Context, mode string, sources []aptSource, epoch tim
 		`--customize-hook=rm -f "$1"/etc/apt/sources.list.d/* && printf %s '`+guest.String()+`' > "$1/etc/apt/sources.list"`,
 		debianRelease, "-", "-")
 	cmd.Stdin = strings.NewReader(build.String())
-	cmd.Env = append(os.Environ(), "SOURCE_DATE_EPOCH="+strconv.FormatInt(epoch.Unix(), 10), "LC_ALL=C.UTF-8", "TZ=UTC")
+	cmd.Env = append(os.Environ(), "TMPDIR="+area.dir, "SOURCE_DATE_EPOCH="+strconv.FormatInt(epoch.Unix(), 10), "LC_ALL=C.UTF-8", "TZ=UTC")
 	// Its own process group, so that all of it can be told to stop. mmdebstrap
-	// unmounts and removes its directory when it is asked to.
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	// removes its directory when it is asked to, also by the death of this process.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
+	if area.mode == "root" { // its mounts must not outlive it, even if it is killed
+		cmd.SysProcAttr.Unshareflags = syscall.CLONE_NEWNS
+	}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGTERM) }
 	cmd.WaitDelay = stopGrace
 	return cmd
@@ -287,14 +305,14 @@ func (c *countWriter) Write(p []byte) (int, error) {
 }
 
 // tailWriter keeps the end of what is written to it.
-type tailWriter struct{ bytes.Buffer }
+type tailWriter struct{ buf []byte }
 
 const maxTail = 16 << 10
 
 func (t *tailWriter) Write(p []byte) (int, error) {
-	t.Buffer.Write(p)
-	if over := t.Len() - maxTail; over > 0 {
-		t.Next(over)
+	t.buf = append(t.buf, p...)
+	if over := len(t.buf) - maxTail; over > 0 {
+		t.buf = append(t.buf[:0], t.buf[over:]...)
 	}
 	return len(p), nil
 }

@@ -2,6 +2,7 @@ package image
 
 import (
 	"fmt"
+	"regexp"
 	"runtime"
 	"slices"
 	"strings"
@@ -15,6 +16,14 @@ import (
 // maxReference bounds a reference: a repository name has at most 255 characters
 // (OCI distribution specification), a tag 128, a digest 71.
 const maxReference = 512
+
+// repositoryPattern is the grammar of repository names and tagPattern that of
+// tags (OCI distribution specification, "Pulling manifests"). The library takes
+// more, "../x" for example.
+var (
+	repositoryPattern = regexp.MustCompile(`^[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*(/[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*)*$`)
+	tagPattern        = regexp.MustCompile(`^[a-zA-Z0-9_][a-zA-Z0-9._-]{0,127}$`)
+)
 
 // parseReference reads a registry reference; without a registry it is Docker
 // Hub's, without a tag "latest", as everywhere.
@@ -35,6 +44,10 @@ func parseReference(ref string, plainHTTP bool) (name.Reference, error) {
 	parsed, err := name.ParseReference(ref, opts...)
 	if err != nil {
 		return nil, skerry.Invalid("reference", "pattern", "registry/repository:tag", "%v", err)
+	}
+	tag, isTag := parsed.(name.Tag)
+	if !repositoryPattern.MatchString(parsed.Context().RepositoryStr()) || isTag && !tagPattern.MatchString(tag.TagStr()) {
+		return nil, skerry.Invalid("reference", "pattern", "registry/repository:tag", "%q is no image reference", ref)
 	}
 	return parsed, nil
 }

@@ -1,0 +1,64 @@
+package image
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func TestDebianSources(t *testing.T) {
+	const official = "http://deb.debian.org/debian"
+	defaults := []aptSource{{official, "bookworm"}, {official, "bookworm-updates"}, {official + "-security", "bookworm-security"}}
+	cases := []struct {
+		name        string
+		files       map[string]string
+		want, guest []aptSource
+	}{
+		{"nothing configured", nil, defaults, defaults},
+		{"another distribution", map[string]string{"sources.list": "deb http://archive.ubuntu.com/ubuntu noble main\n"}, defaults, defaults},
+		{"one-line, with a login", map[string]string{"sources.list": "# deb http://no.example/debian bookworm main\n" +
+			"deb [ arch=amd64 signed-by=/x ] https://me:secret@mirror.example/debian bookworm contrib main # x\n" +
+			"deb-src http://src.example/debian bookworm-updates main\ndeb cdrom:[x]/ bookworm-updates main\n"},
+			[]aptSource{{"https://me:secret@mirror.example/debian", "bookworm"}, defaults[1], defaults[2]},
+			[]aptSource{{"https://mirror.example/debian", "bookworm"}, defaults[1], defaults[2]}},
+		{"deb822", map[string]string{"sources.list.d/debian.sources": "Types: deb deb-src\n# x\nURIs: http://a.example/debian\nSuites: bookworm\n bookworm-updates\nComponents: main\n" +
+			"Signed-By:\n -----BEGIN PGP PUBLIC KEY BLOCK-----\n .\n mQ: x\n\nTypes: deb\nURIs: http://b.example/s\nSuites: bookworm-security\nComponents: main\nEnabled: no\n",
+			"sources.list.d/node.list": "deb https://deb.nodesource.com/node_20.x nodistro main\n"},
+			[]aptSource{{"http://a.example/debian", "bookworm"}, {"http://a.example/debian", "bookworm-updates"}, defaults[2]},
+			[]aptSource{{"http://a.example/debian", "bookworm"}, {"http://a.example/debian", "bookworm-updates"}, defaults[2]}},
+		{"mirror of the host only", map[string]string{"sources.list": "deb http://localhost:3142/debian bookworm main\ndeb http://10.0.0.1/debian bookworm-updates main\ndeb http://apt/debian-security bookworm-security main\n"},
+			[]aptSource{{"http://localhost:3142/debian", "bookworm"}, {"http://10.0.0.1/debian", "bookworm-updates"}, {"http://apt/debian-security", "bookworm-security"}}, defaults},
+		{"no shell", map[string]string{"sources.list": "deb http://x.example/';touch${IFS}/tmp/pwn;' bookworm main\n"}, defaults, defaults},
+	}
+	for _, c := range cases {
+		t.Run(c.name, func(t *testing.T) {
+			root := t.TempDir()
+			for name, content := range c.files {
+				path := filepath.Join(root, "etc/apt", name)
+				if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+					t.Fatal(err)
+				}
+				if err := os.WriteFile(path, []byte(content), 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+			got, err := debianSources(root)
+			if err != nil {
+				t.Fatal(err)
+			}
+			guest := make([]aptSource, len(got))
+			for i, s := range got {
+				guest[i] = guestSource(s, suites[i])
+			}
+			opt := cmp.AllowUnexported(aptSource{})
+			if diff := cmp.Diff(c.want, got, opt); diff != "" {
+				t.Errorf("build (-want +got):\n%s", diff)
+			}
+			if diff := cmp.Diff(c.guest, guest, opt); diff != "" {
+				t.Errorf("guest (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
