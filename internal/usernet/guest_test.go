@@ -106,7 +106,7 @@ func newGuest(t testing.TB, cfg Config) (*testGuest, *Network) {
 	g := &testGuest{t: t, conn: conn}
 	g.ep = channel.New(4096, uint32(mtu+header.EthernetMinimumSize), testMAC)
 	g.stack = stack.New(stack.Options{
-		NetworkProtocols:   []stack.NetworkProtocolFactory{
+		NetworkProtocols: []stack.NetworkProtocolFactory{
 			ipv4.NewProtocolWithOptions(ipv4.Options{AllowExternalLoopbackTraffic: true}), arp.NewProtocol},
 		TransportProtocols: []stack.TransportProtocolFactory{tcp.NewProtocol, udp.NewProtocol, icmp.NewProtocol4},
 	})

@@ -43,6 +43,7 @@ type link struct {
 
 	writeMu sync.Mutex
 	frames  net.Buffers // guarded by writeMu; kept for its memory
+	failed  error       // guarded by writeMu: why writing ended, or nil
 
 	mu         sync.Mutex
 	dispatcher stack.NetworkDispatcher // guarded by mu
@@ -61,10 +62,7 @@ func (l *link) readFrames(handle func(*buffer.View)) error {
 	var length [lengthSize]byte
 	for {
 		if n, err := io.ReadFull(r, length[:]); err != nil {
-			if n == 0 && errors.Is(err, unix.ECONNRESET) {
-				return io.EOF // closed by a peer that had not read everything
-			}
-			return err
+			return endOfStream(err, n == 0)
 		}
 		size := int64(binary.BigEndian.Uint32(length[:]))
 		if size > maxFrame {
@@ -73,22 +71,32 @@ func (l *link) readFrames(handle func(*buffer.View)) error {
 		if size > int64(l.mtu)+header.EthernetMinimumSize || size < header.EthernetMinimumSize {
 			l.counters.rxMalformed.Add(1)
 			if _, err := io.CopyN(io.Discard, r, size); err != nil {
-				return fmt.Errorf("%w: %w", errFraming, io.ErrUnexpectedEOF)
+				return endOfStream(err, false)
 			}
 			continue
 		}
 		view := buffer.NewViewSize(int(size))
 		if _, err := io.ReadFull(r, view.AsSlice()); err != nil {
 			view.Release()
-			if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
-				return fmt.Errorf("%w: %w", errFraming, io.ErrUnexpectedEOF)
-			}
-			return err
+			return endOfStream(err, false)
 		}
 		l.counters.rxFrames.Add(1)
 		l.counters.rxBytes.Add(uint64(size))
 		handle(view)
 	}
+}
+
+// endOfStream sorts the error of a read. A peer that closed without reading
+// everything is seen as a reset.
+func endOfStream(err error, betweenFrames bool) error {
+	ended := errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, unix.ECONNRESET)
+	switch {
+	case ended && betweenFrames:
+		return io.EOF
+	case ended:
+		return fmt.Errorf("%w: the stream ends within a frame", errFraming)
+	}
+	return err
 }
 
 // learn notes the guest's hardware address.
@@ -151,12 +159,25 @@ func (l *link) flushLocked(n, size int) error {
 	clear(l.frames)
 	if err != nil {
 		// A frame may be cut short: nothing may follow it.
+		if l.failed == nil {
+			l.failed = err
+		}
 		l.conn.Close()
 		return err
 	}
 	l.counters.txFrames.Add(uint64(n))
 	l.counters.txBytes.Add(uint64(size - n*lengthSize))
 	return nil
+}
+
+// writeError returns why writing ended, io.EOF if the peer was gone.
+func (l *link) writeError() error {
+	l.writeMu.Lock()
+	defer l.writeMu.Unlock()
+	if errors.Is(l.failed, unix.EPIPE) || errors.Is(l.failed, unix.ECONNRESET) {
+		return io.EOF
+	}
+	return l.failed
 }
 
 // WritePackets implements stack.LinkWriter.

@@ -145,9 +145,9 @@ func TestTCPNotAnsweredBeforeOutside(t *testing.T) {
 }
 
 func TestTCPTransfer(t *testing.T) {
-	for _, mtu := range []int{MinMTU, 1500, DefaultMTU, MaxMTU} {
+	for mtu, size := range map[int]int{MinMTU: 1 << 20, 1500: 2 << 20, DefaultMTU: 8 << 20, MaxMTU: 8 << 20} {
 		g, _ := newGuest(t, Config{MTU: mtu})
-		data := make([]byte, 8<<20)
+		data := make([]byte, size)
 		rand.NewChaCha8([32]byte{1}).Read(data)
 		want := sha256.Sum256(data)
 		sums := make(chan [32]byte, 1)

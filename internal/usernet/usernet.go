@@ -200,6 +200,9 @@ func (n *Network) Run(ctx context.Context) error {
 	defer stop()
 	err := n.link.readFrames(n.ingress)
 	closed := n.ctx.Err() != nil
+	if failed := n.link.writeError(); failed != nil && errors.Is(err, net.ErrClosed) {
+		err = failed // a failed write has closed the link
+	}
 	n.Close()
 	switch {
 	case ctx.Err() != nil:
@@ -207,7 +210,7 @@ func (n *Network) Run(ctx context.Context) error {
 	case closed || errors.Is(err, io.EOF):
 		return nil
 	}
-	return fmt.Errorf("usernet: read frame: %w", err)
+	return fmt.Errorf("usernet: link: %w", err)
 }
 
 // Close ends the link and all flows, and returns when nothing of the network
