@@ -81,7 +81,7 @@ func openEmbedded(ctx context.Context, cfg Config) (_ *Bus, err error) {
 	if err := b.connect("", nats.InProcessServer(server.ns)); err != nil {
 		return nil, fmt.Errorf("connect to message server: %w", err)
 	}
-	if err := b.checkRecovered(ctx, cfg.Dir); err != nil {
+	if err := b.resetConsumers(ctx, cfg.Dir); err != nil {
 		return nil, fmt.Errorf("message store in %s: %w", cfg.Dir, err)
 	}
 	if err := b.createStreams(ctx); err != nil {

@@ -231,11 +231,10 @@ func TestLongHandlerKeepsItsMessage(t *testing.T) {
 func TestDeadConsumersMessageComesAgain(t *testing.T) {
 	dir := t.TempDir()
 	b := openBus(t, Config{Dir: dir})
-	b.ackWait = 100 * time.Millisecond
 	must(t, b.PublishJob(t.Context(), job("a")))
 	// A consumer that takes the message and is never heard of again.
 	cfg := jobsConsumer("earth", "amd64")
-	cfg.AckPolicy, cfg.AckWait = jetstream.AckExplicitPolicy, b.ackWait
+	cfg.AckPolicy, cfg.AckWait = jetstream.AckExplicitPolicy, time.Hour // comes again although its time is not up
 	consumer, err := b.js.CreateOrUpdateConsumer(t.Context(), streamJobs, cfg)
 	must(t, err)
 	_, err = consumer.Next()

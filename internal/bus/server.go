@@ -80,10 +80,12 @@ func (e *embedded) stop(ctx context.Context) error {
 	}
 }
 
-// checkRecovered reports streams and consumers that are on disk but that the
-// server could not read: it leaves those out with a warning. Damaged messages
-// it drops.
-func (b *Bus) checkRecovered(ctx context.Context, dir string) error {
+// resetConsumers removes the consumers of an earlier run, so that what it had
+// not acknowledged is delivered at once instead of when its time is up: nobody
+// else can have it. It reports streams and consumers that are on disk but that
+// the server could not read: it leaves those out with a warning. Damaged
+// messages it drops.
+func (b *Bus) resetConsumers(ctx context.Context, dir string) error {
 	dir = filepath.Join(dir, server.JetStreamStoreDir, server.DEFAULT_GLOBAL_ACCOUNT, "streams")
 	names, err := entries(dir)
 	if err != nil {
@@ -99,7 +101,7 @@ func (b *Bus) checkRecovered(ctx context.Context, dir string) error {
 			return err
 		}
 		for _, consumer := range consumers {
-			if _, err := stream.Consumer(ctx, consumer); err != nil {
+			if err := stream.DeleteConsumer(ctx, consumer); err != nil {
 				return fmt.Errorf("recover consumer %s of stream %s: %w", consumer, name, err)
 			}
 		}

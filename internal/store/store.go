@@ -108,8 +108,8 @@ type Tx interface {
 	// one; ErrStale when there is none. Name, labels, key, arguments and
 	// creation time do not change.
 	UpdateSandbox(ctx context.Context, s Sandbox) error
-	// PruneSandboxes forgets sandboxes deleted before t.
-	PruneSandboxes(ctx context.Context, before time.Time) (int, error)
+	// PruneSandboxes forgets sandboxes deleted at t or before.
+	PruneSandboxes(ctx context.Context, t time.Time) (int, error)
 
 	// InsertImage returns ErrExists when the id or name is taken.
 	InsertImage(ctx context.Context, i Image) error

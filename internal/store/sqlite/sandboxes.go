@@ -197,7 +197,7 @@ func (t *txn) UpdateSandbox(ctx context.Context, s store.Sandbox) error {
 	return err
 }
 
-func (t *txn) PruneSandboxes(ctx context.Context, before time.Time) (int, error) {
-	n, err := t.exec(ctx, "prune sandboxes", "DELETE FROM sandboxes WHERE deleted_at < ?", micros(before))
+func (t *txn) PruneSandboxes(ctx context.Context, at time.Time) (int, error) {
+	n, err := t.exec(ctx, "prune sandboxes", "DELETE FROM sandboxes WHERE deleted_at <= ?", micros(at))
 	return int(n), err
 }

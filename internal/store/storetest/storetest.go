@@ -382,7 +382,7 @@ func testSandboxRetention(t *testing.T, db Database) {
 		if err != nil || !oldest.Equal(epoch.Add(time.Hour)) {
 			t.Errorf("oldest deleted: %v, %v", oldest, err)
 		}
-		n, err := tx.PruneSandboxes(ctx, epoch.Add(3*time.Hour))
+		n, err := tx.PruneSandboxes(ctx, epoch.Add(2*time.Hour))
 		if n != 2 {
 			t.Errorf("pruned %d, want 2", n)
 		}

@@ -1,0 +1,100 @@
+package control
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"skerry.dev/skerry"
+	"skerry.dev/skerry/internal/bus"
+	"skerry.dev/skerry/internal/store"
+)
+
+// event takes a runner's word. Events come at least once, so a repeated one
+// must change nothing; an error has the same event come again.
+func (c *Control) event(ctx context.Context, e bus.Event) error {
+	var handle func(*txn) error
+	switch {
+	case !validRunnerID(e.RunnerID):
+		c.logger.Error("drop event without a valid runner id", "kind", e.Kind)
+		return nil
+	case e.Kind == bus.EventSandbox:
+		handle = func(t *txn) error { return c.sandboxEvent(ctx, t, e) }
+	case e.Kind == bus.EventImage && e.Image != nil:
+		handle = func(t *txn) error { return c.imageEvent(ctx, t, e.RunnerID, *e.Image) }
+	case e.Kind == bus.EventReport && e.Report != nil && e.Report.Runner.ID == e.RunnerID:
+		return c.report(ctx, *e.Report)
+	default:
+		c.logger.Error("drop malformed event", "kind", e.Kind, "runner_id", e.RunnerID)
+		return nil
+	}
+	if err := c.update(ctx, handle); err != nil {
+		return fmt.Errorf("%s event of %s: %w", e.Kind, e.RunnerID, err)
+	}
+	return nil
+}
+
+// sandboxEvent applies a change of a sandbox, unless it is stale, repeated or
+// not in the table of transitions.
+func (c *Control) sandboxEvent(ctx context.Context, t *txn, e bus.Event) error {
+	log := c.logger.With("sandbox_id", e.SandboxID, "machine_id", e.MachineID, "runner_id", e.RunnerID, "reported", e.Status)
+	s, err := t.Sandbox(ctx, e.SandboxID)
+	if errors.Is(err, store.ErrNotFound) {
+		log.Debug("ignore event of an unknown sandbox")
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if s.Runner != e.RunnerID || s.Machine != e.MachineID {
+		log.Debug("ignore event of another machine")
+		return nil
+	}
+	applied, err := c.applyStatus(ctx, t, &s, e)
+	if err == nil && !applied {
+		log.Debug("ignore event", "status", s.Status)
+	}
+	return err
+}
+
+// applyStatus applies the status that the runner of s reports; false tells that
+// there is nothing to change.
+func (c *Control) applyStatus(ctx context.Context, t *txn, s *store.Sandbox, e bus.Event) (bool, error) {
+	switch e.Status {
+	case skerry.StatusDeleted:
+		return c.machineGone(ctx, t, s, "its machine was removed from the host")
+	case skerry.StatusBooting, skerry.StatusRunning, skerry.StatusStopping, skerry.StatusStopped, skerry.StatusPausing,
+		skerry.StatusPaused, skerry.StatusFailed, skerry.StatusLost:
+	default:
+		return false, nil // is not for a runner to say
+	}
+	if _, ok := path(s.Status, e.Status); !ok {
+		return false, nil
+	}
+	if e.Status == skerry.StatusFailed || e.Status == skerry.StatusLost {
+		s.Reason = e.Reason
+	}
+	if len(e.Unenforced) > 0 {
+		s.Unenforced = e.Unenforced
+	}
+	if e.User != "" {
+		s.User = e.User
+	}
+	return true, t.move(ctx, s, e.Status)
+}
+
+// machineGone records that nothing of s is left on its runner, whether that was
+// asked for or not; false tells that there is nothing to change.
+func (c *Control) machineGone(ctx context.Context, t *txn, s *store.Sandbox, why string) (bool, error) {
+	switch s.Status {
+	case skerry.StatusDeleting:
+		return true, c.end(ctx, t, s, skerry.StatusDeleted)
+	case skerry.StatusAssigned, skerry.StatusBooting:
+		return true, t.fail(ctx, s, skerry.StatusFailed, "interrupted while it was created: "+why)
+	default:
+		if !s.Status.CanBecome(skerry.StatusLost) {
+			return false, nil
+		}
+		return true, t.fail(ctx, s, skerry.StatusLost, why)
+	}
+}

@@ -1,0 +1,340 @@
+package control
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"skerry.dev/skerry"
+	"skerry.dev/skerry/internal/bus"
+	"skerry.dev/skerry/internal/store"
+)
+
+const (
+	// DefaultImageName is the name of the image that is built from packages.
+	DefaultImageName = "skerry/debian:12"
+	// maxConfigBytes bounds an image's configuration, which goes into every
+	// create job.
+	maxConfigBytes = 256 << 10
+)
+
+// PullImage registers an image of a registry; a runner fetches it. Errors:
+// CodeInvalid, CodeConflict when the name is in use, CodeUnavailable.
+func (c *Control) PullImage(ctx context.Context, req skerry.PullRequest) (skerry.Image, error) {
+	if req.Reference == "" {
+		return skerry.Image{}, skerry.Invalid("reference", "required", "", "is required")
+	}
+	field := "name"
+	if req.Name == "" {
+		field, req.Name = "reference", req.Reference
+	}
+	if err := skerry.ValidateImageName(field, req.Name); err != nil {
+		return skerry.Image{}, err
+	}
+	image, err := c.addImage(ctx, req.Name, req.Reference, bus.Command{Kind: bus.CommandPullImage, Pull: &req})
+	if err != nil {
+		return skerry.Image{}, fmt.Errorf("pull image: %w", err)
+	}
+	return image, nil
+}
+
+// ImportImage registers the image in an archive on the runner's disk. The
+// runner removes the archive when it is done. Errors: as PullImage.
+func (c *Control) ImportImage(ctx context.Context, req skerry.ImportRequest) (skerry.Image, error) {
+	if err := skerry.ValidateImageName("name", req.Name); err != nil {
+		return skerry.Image{}, err
+	}
+	source := req.Kind
+	if source == skerry.ArchiveAuto {
+		source = "archive"
+	}
+	image, err := c.addImage(ctx, req.Name, source, bus.Command{Kind: bus.CommandImportImage, Import: &req})
+	if err != nil {
+		return skerry.Image{}, fmt.Errorf("import image: %w", err)
+	}
+	return image, nil
+}
+
+// BuildDefaultImage registers the default image, which a runner builds from the
+// packages of a distribution. If it is there, or under way, that is returned.
+// Errors: CodeUnavailable.
+func (c *Control) BuildDefaultImage(ctx context.Context) (skerry.Image, error) {
+	image, err := c.Image(ctx, DefaultImageName)
+	if err == nil && image.Status != skerry.ImageFailed {
+		return image, nil
+	}
+	image, err = c.addImage(ctx, DefaultImageName, "packages of Debian 12", bus.Command{Kind: bus.CommandBuildDefault})
+	if err != nil {
+		return skerry.Image{}, fmt.Errorf("build default image: %w", err)
+	}
+	return image, nil
+}
+
+// addImage records an image and the command to make it. A failed image that no
+// sandbox uses gives its name free.
+func (c *Control) addImage(ctx context.Context, name, source string, cmd bus.Command) (skerry.Image, error) {
+	var image store.Image
+	err := c.update(ctx, func(t *txn) error {
+		earlier, err := t.ImageByName(ctx, name)
+		switch {
+		case err == nil && earlier.Status == skerry.ImageFailed:
+			err = deleteImage(ctx, t, earlier)
+		case err == nil:
+			err = skerry.Errorf(skerry.CodeConflict, "the name %q is in use by image %s, which is %s", name, earlier.ID, earlier.Status)
+		case errors.Is(err, store.ErrNotFound):
+			err = nil
+		}
+		if err != nil {
+			return err
+		}
+		runner, err := c.chooseRunner(ctx, t)
+		if err != nil {
+			return err
+		}
+		image = store.Image{
+			Image: skerry.Image{ID: skerry.NewImageID(), Name: name, Status: skerry.ImagePending, Source: source,
+				CreatedAt: t.now, UpdatedAt: t.now},
+			Runner: runner,
+		}
+		cmd.ImageID = image.ID
+		if image.Command, err = json.Marshal(cmd); err != nil {
+			return fmt.Errorf("encode command: %w", err)
+		}
+		if err := t.InsertImage(ctx, image); err != nil {
+			return err
+		}
+		return t.command(ctx, runner, cmd)
+	})
+	if errors.Is(err, store.ErrExists) {
+		err = skerry.Errorf(skerry.CodeConflict, "the name %q is in use", name)
+	}
+	return image.Image, err
+}
+
+// findImage finds an image by id or name.
+func findImage(ctx context.Context, r store.Reader, idOrName string) (i store.Image, err error) {
+	if id := skerry.ImageID(idOrName); id.Valid() {
+		i, err = r.Image(ctx, id)
+	} else {
+		i, err = r.ImageByName(ctx, idOrName)
+	}
+	if errors.Is(err, store.ErrNotFound) {
+		return i, skerry.Errorf(skerry.CodeNotFound, "no image %q; `skerry image list` shows the images there are, `skerry image pull` adds one", idOrName)
+	}
+	return i, err
+}
+
+// imageForCreate finds the image of a create that names it, or the default.
+func imageForCreate(ctx context.Context, r store.Reader, idOrName string) (i store.Image, err error) {
+	if idOrName == "" {
+		i, err = r.DefaultImage(ctx)
+		if errors.Is(err, store.ErrNotFound) {
+			return i, skerry.Invalid("image", "required", "", "is required, as no image is the default; `skerry image pull --default REFERENCE` makes one the default")
+		}
+	} else {
+		i, err = findImage(ctx, r, idOrName)
+	}
+	if err != nil {
+		return i, err
+	}
+	switch i.Status {
+	case skerry.ImageReady:
+		return i, nil
+	case skerry.ImageFailed:
+		return i, skerry.Errorf(skerry.CodeConflict, "image %s failed: %s; pull it again", i.Name, i.Error)
+	default:
+		return i, skerry.Errorf(skerry.CodeConflict, "image %s is not ready, it is %s; `skerry image get %s` shows how far it is", i.Name, i.Status, i.Name)
+	}
+}
+
+// Image finds an image by id or name. Errors: CodeNotFound.
+func (c *Control) Image(ctx context.Context, idOrName string) (skerry.Image, error) {
+	var i store.Image
+	err := c.store.View(ctx, func(r store.Reader) (err error) {
+		i, err = findImage(ctx, r, idOrName)
+		return err
+	})
+	if err != nil {
+		return skerry.Image{}, fmt.Errorf("get image: %w", err)
+	}
+	return i.Image, nil
+}
+
+// ListImages returns all images, newest first.
+func (c *Control) ListImages(ctx context.Context) ([]skerry.Image, error) {
+	var rows []store.Image
+	err := c.store.View(ctx, func(r store.Reader) (err error) {
+		rows, err = r.Images(ctx)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list images: %w", err)
+	}
+	images := make([]skerry.Image, 0, len(rows))
+	for _, i := range rows {
+		images = append(images, i.Image)
+	}
+	return images, nil
+}
+
+// WaitImage returns the image once it is ready or failed, or the time is over.
+// One that is deleted meanwhile is returned as failed. Errors: CodeNotFound,
+// CodeUnavailable at Close.
+func (c *Control) WaitImage(ctx context.Context, idOrName string, timeout time.Duration) (skerry.Image, error) {
+	settled := func(i skerry.Image) bool { return i.Status == skerry.ImageReady || i.Status == skerry.ImageFailed }
+	i, err := c.Image(ctx, idOrName)
+	if err != nil || settled(i) || timeout <= 0 {
+		return i, err
+	}
+	waiting := c.images.add(i.ID, settled)
+	defer c.images.remove(i.ID, waiting)
+	if i, err = c.Image(ctx, string(i.ID)); err != nil || settled(i) { // it may have changed before add
+		return i, err
+	}
+	timer, stop := c.clock.After(timeout)
+	defer stop()
+	select {
+	case i := <-waiting.found:
+		return i, nil
+	case <-timer:
+		return c.Image(ctx, string(i.ID))
+	case <-ctx.Done():
+		return skerry.Image{}, fmt.Errorf("wait for image %s: %w", i.ID, ctx.Err())
+	case <-c.closed:
+		return skerry.Image{}, errStopping
+	}
+}
+
+// DeleteImage forgets an image and has its runner remove what only it uses. An
+// image that a sandbox uses which is not deleted is kept, whatever the
+// sandbox's state, since its layers are the lower part of the sandbox's disk.
+// Errors: CodeNotFound, CodeConflict.
+func (c *Control) DeleteImage(ctx context.Context, idOrName string) error {
+	err := c.update(ctx, func(t *txn) error {
+		image, err := findImage(ctx, t, idOrName)
+		if err != nil {
+			return err
+		}
+		return deleteImage(ctx, t, image)
+	})
+	if err != nil {
+		return fmt.Errorf("delete image: %w", err)
+	}
+	return nil
+}
+
+func deleteImage(ctx context.Context, t *txn, image store.Image) error {
+	n, err := t.CountSandboxesOfImage(ctx, image.ID)
+	if err != nil {
+		return err
+	}
+	if n > 0 {
+		return skerry.Errorf(skerry.CodeConflict, "image %s is in use by %d sandboxes; delete them first", image.Name, n)
+	}
+	if err := t.DeleteImage(ctx, image.ID); err != nil {
+		return err
+	}
+	image.Status, image.Error = skerry.ImageFailed, "deleted"
+	t.images = append(t.images, image.Image)
+	return t.command(ctx, image.Runner, bus.Command{Kind: bus.CommandDeleteImage, ImageID: image.ID})
+}
+
+// imageEvent applies what a runner says of an image. It is told to remove
+// images that were deleted.
+func (c *Control) imageEvent(ctx context.Context, t *txn, runner skerry.RunnerID, r bus.ImageReport) error {
+	image, err := t.Image(ctx, r.ImageID)
+	switch {
+	case errors.Is(err, store.ErrNotFound) && !r.Deleted && r.ImageID.Valid():
+		return t.command(ctx, runner, bus.Command{Kind: bus.CommandDeleteImage, ImageID: r.ImageID})
+	case errors.Is(err, store.ErrNotFound):
+		return nil
+	case err != nil:
+		return err
+	case image.Runner != runner:
+		return nil // this one did not make it
+	case r.Deleted:
+		return missingImage(ctx, t, image)
+	case image.Status != skerry.ImagePending && image.Status != skerry.ImageBuilding:
+		return nil // is settled
+	}
+	return t.applyImage(ctx, image, r)
+}
+
+// applyImage takes over the fields of a report on an image under way.
+func (t *txn) applyImage(ctx context.Context, image store.Image, r bus.ImageReport) error {
+	config, err := json.Marshal(r.Config)
+	if err != nil {
+		return fmt.Errorf("encode image configuration: %w", err)
+	}
+	image.Progress = r.Progress
+	switch {
+	case r.Status == skerry.ImageReady && len(config) > maxConfigBytes:
+		return t.failImage(ctx, image, fmt.Sprintf("its configuration is %d bytes, at most %d are supported", len(config), maxConfigBytes))
+	case r.Status == skerry.ImageReady:
+		image.Default = wantsDefault(image.Command)
+		image.Digest, image.Platform, image.Bytes, image.LayerCount, image.Config = r.Digest, r.Platform, r.Bytes, r.LayerCount, r.Config
+		image.Progress, image.Command = nil, nil
+	case r.Status == skerry.ImageFailed:
+		return t.failImage(ctx, image, r.Error)
+	case r.Status != skerry.ImageBuilding:
+		return nil
+	}
+	image.Status = r.Status
+	return t.putImage(ctx, image)
+}
+
+// wantsDefault reports whether the command asks to make the image the default
+// once it is ready.
+func wantsDefault(command []byte) bool {
+	var cmd bus.Command
+	if json.Unmarshal(command, &cmd) != nil {
+		return false
+	}
+	return cmd.Kind == bus.CommandBuildDefault || cmd.Pull != nil && cmd.Pull.Default || cmd.Import != nil && cmd.Import.Default
+}
+
+func (t *txn) putImage(ctx context.Context, image store.Image) error {
+	image.UpdatedAt = t.now
+	t.images = append(t.images, image.Image)
+	return t.UpdateImage(ctx, image)
+}
+
+func (t *txn) failImage(ctx context.Context, image store.Image, why string) error {
+	image.Status, image.Error, image.Progress, image.Command = skerry.ImageFailed, why, nil, nil
+	image.Default = false
+	return t.putImage(ctx, image)
+}
+
+// missingImage settles an image that its runner does not have: one under way is
+// asked for again, as the command may have got lost.
+func missingImage(ctx context.Context, t *txn, image store.Image) error {
+	switch image.Status {
+	case skerry.ImageFailed:
+		return nil
+	case skerry.ImageReady:
+		return t.failImage(ctx, image, "its files are gone from its runner")
+	}
+	var cmd bus.Command
+	if err := json.Unmarshal(image.Command, &cmd); err != nil {
+		return t.failImage(ctx, image, "was interrupted")
+	}
+	return t.command(ctx, image.Runner, cmd)
+}
+
+// failUnfinishedImages fails those that a runner can no longer make.
+func failUnfinishedImages(ctx context.Context, t *txn, runner skerry.RunnerID, why string) error {
+	images, err := t.Images(ctx)
+	if err != nil {
+		return err
+	}
+	for _, i := range images {
+		if i.Runner == runner && (i.Status == skerry.ImagePending || i.Status == skerry.ImageBuilding) {
+			if err := t.failImage(ctx, i, why); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}

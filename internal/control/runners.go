@@ -1,0 +1,277 @@
+package control
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"regexp"
+	"slices"
+	"sync"
+	"time"
+
+	"skerry.dev/skerry"
+	"skerry.dev/skerry/internal/bus"
+	"skerry.dev/skerry/internal/store"
+)
+
+// runnerIDPattern keeps identifiers of runners usable in subjects of the bus.
+var runnerIDPattern = regexp.MustCompile(`^run_[A-Za-z0-9_-]{1,64}$`)
+
+func validRunnerID(id skerry.RunnerID) bool { return runnerIDPattern.MatchString(string(id)) }
+
+// presence remembers when runners were heard of, on this process's clock.
+type presence struct {
+	mu   sync.Mutex
+	seen map[skerry.RunnerID]sighting // guarded by mu
+}
+
+type sighting struct {
+	region string
+	at     time.Time // with its monotonic reading
+}
+
+func newPresence() *presence { return &presence{seen: map[skerry.RunnerID]sighting{}} }
+
+func (p *presence) saw(id skerry.RunnerID, region string, at time.Time) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.seen[id] = sighting{region, at}
+}
+
+func (p *presence) forget(id skerry.RunnerID) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.seen, id)
+}
+
+func (p *presence) online(id skerry.RunnerID, now time.Time) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	s, ok := p.seen[id]
+	return ok && now.Sub(s.at) < offlineAfter
+}
+
+func (p *presence) anyOnline(region string, now time.Time) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, s := range p.seen {
+		if s.region == region && now.Sub(s.at) < offlineAfter {
+			return true
+		}
+	}
+	return false
+}
+
+// silences returns for how long each runner was not heard of.
+func (p *presence) silences(now time.Time) map[skerry.RunnerID]time.Duration {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	silences := make(map[skerry.RunnerID]time.Duration, len(p.seen))
+	for id, s := range p.seen {
+		silences[id] = now.Sub(s.at)
+	}
+	return silences
+}
+
+// Runners returns all runners that ever reported, with what they last said.
+func (c *Control) Runners(ctx context.Context) ([]skerry.Runner, error) {
+	var rows []store.Runner
+	err := c.store.View(ctx, func(r store.Reader) (err error) {
+		rows, err = r.Runners(ctx)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list runners: %w", err)
+	}
+	now := c.clock.Now()
+	runners := make([]skerry.Runner, 0, len(rows))
+	for _, row := range rows {
+		row.Online = c.runners.online(row.ID, now)
+		runners = append(runners, row.Runner)
+	}
+	return runners, nil
+}
+
+// heartbeat records that a runner lives. One that was given up is asked for a
+// report, so that what it still has can be removed.
+func (c *Control) heartbeat(ctx context.Context, h bus.Heartbeat) error {
+	if !validRunnerID(h.Runner.ID) {
+		return fmt.Errorf("heartbeat of runner with malformed id %q", h.Runner.ID)
+	}
+	var current bool
+	err := c.update(ctx, func(t *txn) (err error) {
+		var wasGone bool
+		wasGone, current, err = c.recordHeartbeat(ctx, t, h)
+		if err == nil && wasGone && current {
+			return t.command(ctx, h.Runner.ID, bus.Command{Kind: bus.CommandReport})
+		}
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("heartbeat of %s: %w", h.Runner.ID, err)
+	}
+	if current {
+		c.runners.saw(h.Runner.ID, h.Region, c.clock.Now())
+	}
+	return nil
+}
+
+// recordHeartbeat writes the row of a runner. A message of an earlier start of
+// the runner than is known changes nothing: current is false.
+func (c *Control) recordHeartbeat(ctx context.Context, t *txn, h bus.Heartbeat) (wasGone, current bool, err error) {
+	row, err := t.Runner(ctx, h.Runner.ID)
+	if err != nil && !errors.Is(err, store.ErrNotFound) {
+		return false, false, err
+	}
+	if h.Epoch < row.Epoch {
+		return false, false, nil
+	}
+	wasGone = row.Gone
+	row = store.Runner{Runner: h.Runner, Region: h.Region, Epoch: h.Epoch}
+	row.LastSeen, row.Online = t.now, false // online is not for the store to say
+	t.wakeBy(t.now.Add(c.cfg.LostAfter))
+	return wasGone, true, t.PutRunner(ctx, row)
+}
+
+// recoverRunners gives runners that are known time to be heard of, and asks
+// them for a report.
+func (c *Control) recoverRunners(ctx context.Context) error {
+	return c.update(ctx, func(t *txn) error {
+		runners, err := t.Runners(ctx)
+		if err != nil {
+			return err
+		}
+		for _, r := range runners {
+			if r.Gone {
+				continue
+			}
+			c.runners.saw(r.ID, r.Region, c.clock.Now())
+			if err := t.command(ctx, r.ID, bus.Command{Kind: bus.CommandReport}); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// chooseRunner returns a runner of the region to make an image: one that is
+// online if there is one, else one that may come back.
+func (c *Control) chooseRunner(ctx context.Context, t *txn) (skerry.RunnerID, error) {
+	runners, err := t.Runners(ctx)
+	if err != nil {
+		return "", err
+	}
+	runners = slices.DeleteFunc(runners, func(r store.Runner) bool { return r.Gone || r.Region != c.cfg.Region })
+	if len(runners) == 0 {
+		return "", skerry.Errorf(skerry.CodeUnavailable, "no runner is online in region %s", c.cfg.Region)
+	}
+	now := c.clock.Now()
+	if i := slices.IndexFunc(runners, func(r store.Runner) bool { return c.runners.online(r.ID, now) }); i >= 0 {
+		return runners[i].ID, nil
+	}
+	return runners[0].ID, nil
+}
+
+// report compares what a runner has with what is recorded, and settles each
+// difference: by the runner's word on what it has, by giving up what it does
+// not have, by a command to remove what it should not have.
+func (c *Control) report(ctx context.Context, r bus.RunnerReport) error {
+	var current bool
+	err := c.update(ctx, func(t *txn) (err error) {
+		_, current, err = c.recordHeartbeat(ctx, t, r.Heartbeat)
+		if err != nil || !current {
+			return err
+		}
+		listed := map[skerry.SandboxID]bool{}
+		for _, m := range r.Machines {
+			mine, err := c.reportedMachine(ctx, t, r, m)
+			if err != nil {
+				return fmt.Errorf("machine %s: %w", m.MachineID, err)
+			}
+			if mine {
+				listed[m.SandboxID] = true
+			}
+		}
+		if err := c.unlistedSandboxes(ctx, t, r, listed); err != nil {
+			return err
+		}
+		return c.reportedImages(ctx, t, r)
+	})
+	if err != nil {
+		return fmt.Errorf("report of %s: %w", r.Runner.ID, err)
+	}
+	if current {
+		c.runners.saw(r.Runner.ID, r.Region, c.clock.Now())
+	}
+	return nil
+}
+
+// reportedMachine returns true when the machine is the one its sandbox has.
+func (c *Control) reportedMachine(ctx context.Context, t *txn, r bus.RunnerReport, m bus.MachineReport) (mine bool, err error) {
+	s, err := t.Sandbox(ctx, m.SandboxID)
+	if err != nil && !errors.Is(err, store.ErrNotFound) {
+		return false, err
+	}
+	mine = err == nil && s.Runner == r.Runner.ID && s.Machine == m.MachineID
+	switch {
+	case !mine || s.Status == skerry.StatusDeleted || s.Status == skerry.StatusDeleting || s.Status == skerry.StatusLost:
+		c.logger.Warn("remove machine that should not be there", "runner_id", r.Runner.ID, "sandbox_id", m.SandboxID, "machine_id", m.MachineID)
+		return mine, t.deleteMachine(ctx, r.Runner.ID, m.SandboxID, m.MachineID)
+	case m.Status == skerry.StatusDeleted:
+		return false, nil // as good as not listed
+	}
+	_, err = c.applyStatus(ctx, t, &s, bus.Event{Status: m.Status, Reason: m.Reason})
+	return true, err
+}
+
+// unlistedSandboxes settles the sandboxes of a runner that it does not have.
+// Those claimed since its start may be on their way: their claim may have been
+// answered after the report was written.
+func (c *Control) unlistedSandboxes(ctx context.Context, t *txn, r bus.RunnerReport, listed map[skerry.SandboxID]bool) error {
+	sandboxes, err := t.SandboxesOnRunner(ctx, r.Runner.ID)
+	if err != nil {
+		return err
+	}
+	for _, s := range sandboxes {
+		switch {
+		case listed[s.ID]:
+		case s.RunnerEpoch < r.Epoch:
+			_, err = c.machineGone(ctx, t, &s, "its runner was restarted and does not have its machine")
+		case s.Status == skerry.StatusDeleting:
+			err = t.deleteMachine(ctx, r.Runner.ID, s.ID, s.Machine)
+		}
+		if err != nil {
+			return fmt.Errorf("sandbox %s: %w", s.ID, err)
+		}
+	}
+	return nil
+}
+
+// reportedImages compares the images of a runner with those it was told to make.
+func (c *Control) reportedImages(ctx context.Context, t *txn, r bus.RunnerReport) error {
+	reports := map[skerry.ImageID]bus.ImageReport{}
+	for _, i := range r.Images {
+		if !i.Deleted {
+			reports[i.ImageID] = i
+		}
+	}
+	for _, id := range slices.Sorted(maps.Keys(reports)) {
+		if err := c.imageEvent(ctx, t, r.Runner.ID, reports[id]); err != nil {
+			return err
+		}
+	}
+	images, err := t.Images(ctx)
+	if err != nil {
+		return err
+	}
+	for _, i := range images {
+		if _, listed := reports[i.ID]; listed || i.Runner != r.Runner.ID {
+			continue
+		}
+		if err := missingImage(ctx, t, i); err != nil {
+			return err
+		}
+	}
+	return nil
+}
