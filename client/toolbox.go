@@ -2,6 +2,7 @@ package client
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"mime/multipart"
@@ -90,9 +91,8 @@ func (t *Toolbox) Download(ctx context.Context, name string, w io.Writer) (int64
 func (t *Toolbox) Upload(ctx context.Context, name string, r io.Reader) error {
 	pr, pw := io.Pipe()
 	form := multipart.NewWriter(pw)
-	sent := make(chan struct{})
+	sent := make(chan error, 1)
 	go func() {
-		defer close(sent)
 		part, err := form.CreateFormFile("file", path.Base(name))
 		if err == nil {
 			_, err = io.Copy(part, r)
@@ -101,16 +101,21 @@ func (t *Toolbox) Upload(ctx context.Context, name string, r io.Reader) error {
 			err = form.Close()
 		}
 		pw.CloseWithError(err)
+		sent <- err
 	}()
 	resp, err := t.client.do(ctx, http.MethodPost, t.prefix+"/files/upload-v2", url.Values{"path": {name}}, pr, form.FormDataContentType())
-	pr.Close()
-	<-sent
-	if err != nil {
-		return err
+	pr.CloseWithError(errUploadEnded)
+	if readErr := <-sent; readErr != nil && !errors.Is(readErr, errUploadEnded) {
+		err = fmt.Errorf("upload %s: %w", name, readErr) // the cause of what the server says
 	}
-	drain(resp)
-	return nil
+	if resp != nil {
+		drain(resp)
+	}
+	return err
 }
+
+// errUploadEnded stops the reading when the server wants no more.
+var errUploadEnded = errors.New("the upload ended")
 
 // Archive opens a tar stream of what is in a directory of the sandbox, with
 // names relative to it; the caller closes it. Extract unpacks it safely.

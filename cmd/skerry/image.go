@@ -1,0 +1,233 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"time"
+
+	"github.com/google/go-containerregistry/pkg/authn"
+	"github.com/google/go-containerregistry/pkg/name"
+	"github.com/spf13/cobra"
+
+	"skerry.dev/skerry"
+	"skerry.dev/skerry/client"
+)
+
+func imageCommand(c *cli) *cobra.Command {
+	cmd := &cobra.Command{Use: "image", Short: "Work with images"}
+	cmd.AddCommand(imagePull(c), imageImport(c), imageBuildDefault(c), imageList(c), imageGet(c), imageDelete(c))
+	return cmd
+}
+
+func imagePull(c *cli) *cobra.Command {
+	var req skerry.PullRequest
+	var noWait bool
+	cmd := &cobra.Command{
+		Use:   "pull REFERENCE",
+		Short: "Pull an image from a registry",
+		Long:  "Pull an image from a registry and wait until sandboxes can start from it. A login that docker has stored for the registry is used.",
+		Example: `  skerry image pull docker.io/library/python:3.13 --name python:3.13
+  skerry image pull localhost:5000/app:dev --plain-http --default`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			req.Reference = args[0]
+			cl, err := c.client()
+			if err != nil {
+				return err
+			}
+			img, err := pull(cmd.Context(), cl, req)
+			if err != nil {
+				return err
+			}
+			return c.finishImage(cmd.Context(), cl, img, noWait)
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&req.Name, "name", "", "name to register it under; default the reference")
+	f.BoolVar(&req.PlainHTTP, "plain-http", false, "the registry has no TLS")
+	f.StringVar(&req.Platform, "platform", "", "like linux/arm64; default the runners'")
+	f.BoolVar(&req.Default, "default", false, "make it the image of creates that name none")
+	f.BoolVar(&noWait, "no-wait", false, "return at once")
+	return cmd
+}
+
+// pull starts a pull with the login that docker's configuration has.
+func pull(ctx context.Context, cl *client.Client, req skerry.PullRequest) (skerry.Image, error) {
+	ref, err := name.ParseReference(req.Reference)
+	if err != nil {
+		return skerry.Image{}, usageError{err}
+	}
+	auth, err := authn.Resolve(ctx, authn.DefaultKeychain, ref.Context())
+	if err != nil {
+		return skerry.Image{}, fmt.Errorf("find the login for %s: %w", ref.Context().RegistryStr(), err)
+	}
+	if auth != authn.Anonymous {
+		login, err := authn.Authorization(ctx, auth)
+		if err != nil {
+			return skerry.Image{}, fmt.Errorf("find the login for %s: %w", ref.Context().RegistryStr(), err)
+		}
+		req.Auth = &skerry.RegistryAuth{Username: login.Username, Password: login.Password, IdentityToken: login.IdentityToken, RegistryToken: login.RegistryToken}
+	}
+	return cl.PullImage(ctx, req)
+}
+
+// ensureImage pulls an image unless it is registered.
+func ensureImage(ctx context.Context, c *cli, cl *client.Client, reference string) error {
+	if reference == "" {
+		return usageError{fmt.Errorf("--pull needs --image")}
+	}
+	img, err := cl.Image(ctx, reference)
+	if skerry.CodeOf(err) == skerry.CodeNotFound || (err == nil && img.Status == skerry.ImageFailed) {
+		img, err = pull(ctx, cl, skerry.PullRequest{Reference: reference, Name: reference})
+	}
+	if err != nil {
+		return err
+	}
+	_, err = c.waitImage(ctx, cl, img)
+	return err
+}
+
+func imageImport(c *cli) *cobra.Command {
+	var req skerry.ImportRequest
+	var noWait bool
+	cmd := &cobra.Command{
+		Use:   "import FILE",
+		Short: "Import an image from an archive; - is standard input",
+		Example: `  docker save app:dev | skerry image import - --name app:dev
+  skerry image import app.tar --name app --kind oci-layout`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			cl, err := c.client()
+			if err != nil {
+				return err
+			}
+			in, size := io.Reader(c.stdin), int64(0)
+			if args[0] != "-" {
+				f, err := os.Open(args[0])
+				if err != nil {
+					return err
+				}
+				defer f.Close()
+				if info, err := f.Stat(); err == nil {
+					size = info.Size()
+				}
+				in = f
+			}
+			bar := c.newBar("uploading", size)
+			img, err := cl.ImportImage(cmd.Context(), req, bar.reader(in))
+			bar.close()
+			if err != nil {
+				return err
+			}
+			return c.finishImage(cmd.Context(), cl, img, noWait)
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&req.Name, "name", "", "name to register it under (required)")
+	f.StringVar(&req.Kind, "kind", "", "oci-layout or docker-save; default told by its content")
+	f.StringVar(&req.Tag, "tag", "", "which image, when the archive holds several")
+	f.BoolVar(&req.Default, "default", false, "make it the image of creates that name none")
+	f.BoolVar(&noWait, "no-wait", false, "return when it is uploaded")
+	cmd.MarkFlagRequired("name")
+	return cmd
+}
+
+func imageBuildDefault(c *cli) *cobra.Command {
+	return &cobra.Command{
+		Use: "build-default", Short: "Build the default image from Debian packages", Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			cl, err := c.client()
+			if err != nil {
+				return err
+			}
+			img, err := cl.BuildDefaultImage(cmd.Context())
+			if err != nil {
+				return err
+			}
+			return c.finishImage(cmd.Context(), cl, img, false)
+		},
+	}
+}
+
+// finishImage waits, if asked for, and prints the image.
+func (c *cli) finishImage(ctx context.Context, cl *client.Client, img skerry.Image, noWait bool) error {
+	if !noWait {
+		var err error
+		if img, err = c.waitImage(ctx, cl, img); err != nil {
+			return err
+		}
+	}
+	return print(c, true, []skerry.Image{img}, imageHeader, imageRow)
+}
+
+// waitImage waits until an image is ready and shows how far it has come.
+func (c *cli) waitImage(ctx context.Context, cl *client.Client, img skerry.Image) (skerry.Image, error) {
+	if img.Status == skerry.ImageReady {
+		return img, nil
+	}
+	bar := c.newBar(img.Name, 0)
+	defer bar.close()
+	return cl.WaitImage(ctx, string(img.ID), 0, bar.image)
+}
+
+func imageList(c *cli) *cobra.Command {
+	return &cobra.Command{
+		Use: "list", Aliases: []string{"ls"}, Short: "List images", Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			cl, err := c.client()
+			if err != nil {
+				return err
+			}
+			images, err := cl.Images(cmd.Context())
+			if err != nil {
+				return err
+			}
+			return print(c, false, images, imageHeader, imageRow)
+		},
+	}
+}
+
+func imageGet(c *cli) *cobra.Command {
+	var wait bool
+	var timeout time.Duration
+	cmd := &cobra.Command{
+		Use: "get NAME", Short: "Show an image, by name or id", Args: cobra.ExactArgs(1), ValidArgsFunction: c.completeImages,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			cl, err := c.client()
+			if err != nil {
+				return err
+			}
+			img, err := cl.Image(cmd.Context(), args[0])
+			if err == nil && wait {
+				img, err = cl.WaitImage(cmd.Context(), string(img.ID), timeout, nil)
+			}
+			if err != nil {
+				return err
+			}
+			return print(c, true, []skerry.Image{img}, imageHeader, imageRow)
+		},
+	}
+	cmd.Flags().BoolVar(&wait, "wait", false, "wait until it is ready")
+	cmd.Flags().DurationVar(&timeout, "timeout", 0, "how long to wait; 0 is without limit")
+	return cmd
+}
+
+func imageDelete(c *cli) *cobra.Command {
+	return &cobra.Command{
+		Use: "delete NAME…", Aliases: []string{"rm"}, Short: "Delete images", Args: cobra.MinimumNArgs(1), ValidArgsFunction: c.completeImages,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			cl, err := c.client()
+			if err != nil {
+				return err
+			}
+			for _, name := range args {
+				if err := cl.DeleteImage(cmd.Context(), name); err != nil {
+					return err
+				}
+			}
+			return nil
+		},
+	}
+}

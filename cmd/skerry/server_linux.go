@@ -1,0 +1,7 @@
+package main
+
+import "github.com/spf13/cobra"
+
+// serverCommands are the commands that only a Linux host has: server, doctor
+// and the hidden shim.
+func serverCommands(*cli) []*cobra.Command { return nil }
