@@ -75,6 +75,9 @@ func RandomToken(n int) string {
 	return string(b)
 }
 
+// Valid reports whether id has the form of a runner identifier.
+func (id RunnerID) Valid() bool { return validID(runnerPrefix, string(id)) }
+
 func newID(prefix string) string { return prefix + RandomToken(idLength) }
 
 func validID(prefix, s string) bool {

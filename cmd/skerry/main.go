@@ -11,5 +11,8 @@ import (
 var version = "devel"
 
 func main() {
+	if code, ok := runHidden(os.Args[1:]); ok {
+		os.Exit(code)
+	}
 	os.Exit(execute(context.Background(), newCLI(), os.Args[1:]))
 }

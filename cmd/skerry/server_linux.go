@@ -1,7 +1,220 @@
 package main
 
-import "github.com/spf13/cobra"
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"syscall"
 
-// serverCommands are the commands that only a Linux host has: server, doctor
-// and the hidden shim.
-func serverCommands(*cli) []*cobra.Command { return nil }
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+
+	"skerry.dev/skerry"
+	"skerry.dev/skerry/client"
+	"skerry.dev/skerry/internal/app"
+	"skerry.dev/skerry/internal/host"
+)
+
+// shimCommand is the hidden command that a server starts for each sandbox.
+const shimCommand = "shim"
+
+// runHidden runs the command that only the server calls. It is apart from the
+// command line because a create waits for it to start.
+func runHidden(args []string) (code int, ok bool) {
+	if len(args) != 2 || args[0] != shimCommand {
+		return 0, false
+	}
+	// A shim ends when its runner says so; a signal to the terminal's
+	// process group is not meant for it.
+	if err := app.RunShim(context.Background(), args[1]); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return exitError1, true
+	}
+	return exitOK, true
+}
+
+// serverCommands are the commands that only a Linux host has.
+func serverCommands(c *cli) []*cobra.Command {
+	return []*cobra.Command{serverCommand(c), doctorCommand(c), kernelCommand(c)}
+}
+
+// serverFlags binds the flags that server and doctor share.
+func serverFlags(cmd *cobra.Command, cfg *app.Config) {
+	f := cmd.Flags()
+	f.StringVar(&cfg.DataDir, "data-dir", cfg.DataDir, "where sandboxes, images and state are kept")
+	f.StringVar(&cfg.Accel, "accel", cfg.Accel, "auto, kvm or tcg (software emulation)")
+	f.StringVar(&cfg.QEMU, "qemu", cfg.QEMU, "QEMU binary")
+	f.StringVar(&cfg.Kernel, "kernel", "", "guest kernel image instead of Debian's; goes with --modules")
+	f.StringVar(&cfg.Modules, "modules", "", "directory of the kernel's modules, .../lib/modules/VERSION")
+	cmd.MarkFlagsRequiredTogether("kernel", "modules")
+}
+
+const serverHelp = `Run a server: API, control plane and runner in one process.
+
+It needs no root. With root, or in a delegated control group, it also enforces
+CPU shares and gives each hypervisor a user id of its own. The first start makes
+an API key and sets the command line up for this server. Sandboxes go on running
+when the server ends, and the next one takes them over.`
+
+func serverCommand(c *cli) *cobra.Command {
+	cfg, defErr := app.Defaults()
+	var logLevel slog.LevelVar
+	cmd := &cobra.Command{
+		Use: "server", Short: "Run a server", Long: serverHelp, Args: cobra.NoArgs,
+		Example: "  skerry server\n  skerry server --listen 0.0.0.0:3986 --tls-cert cert.pem --tls-key key.pem",
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if defErr != nil && !cmd.Flags().Changed("data-dir") {
+				return defErr
+			}
+			cfg.Logger = c.logger(&logLevel)
+			return runServer(cmd.Context(), cfg)
+		},
+	}
+	serverFlags(cmd, &cfg)
+	f := cmd.Flags()
+	f.StringVar(&cfg.Listen, "listen", cfg.Listen, "address and port of the API; beyond loopback only with TLS")
+	f.StringVar(&cfg.TLSCert, "tls-cert", "", "certificate, PEM")
+	f.StringVar(&cfg.TLSKey, "tls-key", "", "its key, PEM")
+	f.StringSliceVar(&cfg.Hosts, "host", nil, "further host names that clients use for this server")
+	f.IntVar(&cfg.PoolSize, "pool", cfg.PoolSize, "started machines kept ready")
+	f.IntVar(&cfg.Parallel, "parallel", 0, "machines started at once (default the number of processors)")
+	f.Int64Var(&cfg.MemoryMiB, "memory-mib", 0, "memory that sandboxes can be guaranteed together (default all of the host's)")
+	f.StringSliceVar(&cfg.AllowEgress, "allow-egress", nil, "address prefixes that sandboxes may reach although they are closed by default (10.1.2.0/24)")
+	f.BoolVar(&cfg.ColdBoot, "cold-boot", false, "boot every sandbox instead of restoring a template, for comparison")
+	f.TextVar(&logLevel, "log-level", &logLevel, "debug, info, warn or error")
+	return cmd
+}
+
+// logger writes JSON, and text where a person looks on.
+func (c *cli) logger(level slog.Leveler) *slog.Logger {
+	opts := &slog.HandlerOptions{Level: level}
+	if term.IsTerminal(int(c.stderr.Fd())) {
+		return slog.New(slog.NewTextHandler(c.stderr, opts))
+	}
+	return slog.New(slog.NewJSONHandler(c.stderr, opts))
+}
+
+func runServer(ctx context.Context, cfg app.Config) error {
+	ctx, stop := signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	var err error
+	if cfg.ShimArgv, err = shimArgv(); err != nil {
+		return err
+	}
+	if cfg.ClientConfig, err = client.FilePath(); err != nil {
+		return err
+	}
+	cfg.Version = version
+	cfg.Step = crashStep()
+	s, err := app.Open(ctx, cfg)
+	if err != nil {
+		return err
+	}
+	cfg.Logger.Info("listening", "url", s.URL(), "data_dir", cfg.DataDir)
+	// A second signal ends the process at once.
+	context.AfterFunc(ctx, stop)
+	err = s.Run(ctx)
+	if cerr := s.Close(); err == nil {
+		err = cerr
+	}
+	return err
+}
+
+// shimArgv starts this very binary again, also after the file was replaced by
+// an upgrade while the server runs.
+func shimArgv() ([]string, error) {
+	exe, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	return []string{exe, shimCommand}, nil
+}
+
+// crashStepEnv names the step of a create or delete at which the server kills
+// itself, for tests of what a crash leaves.
+const crashStepEnv = "SKERRY_DEBUG_CRASH_AT"
+
+func crashStep() func(string) {
+	at := os.Getenv(crashStepEnv)
+	if at == "" {
+		return nil
+	}
+	return func(step string) {
+		if step == at {
+			syscall.Kill(os.Getpid(), syscall.SIGKILL)
+			select {}
+		}
+	}
+}
+
+func doctorCommand(c *cli) *cobra.Command {
+	cfg, defErr := app.Defaults()
+	cmd := &cobra.Command{
+		Use: "doctor", Short: "Check what this host needs to run sandboxes", Args: cobra.NoArgs,
+		Long: "Check each prerequisite, say what is wrong and what to type. Exits with 1 if sandboxes cannot run.",
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if defErr != nil && !cmd.Flags().Changed("data-dir") {
+				return defErr
+			}
+			cfg.Logger = slog.New(slog.DiscardHandler)
+			checks, err := app.Doctor(cmd.Context(), cfg)
+			if err != nil {
+				return err
+			}
+			if err := c.printChecks(checks); err != nil {
+				return err
+			}
+			if host.Failed(checks) {
+				return exitError{exitError1}
+			}
+			return nil
+		},
+	}
+	serverFlags(cmd, &cfg)
+	return cmd
+}
+
+func (c *cli) printChecks(checks []skerry.Check) error {
+	if !c.tables() {
+		return c.printJSON(checks)
+	}
+	marks := map[skerry.CheckLevel]string{skerry.CheckOK: "ok  ", skerry.CheckWarn: "warn", skerry.CheckFail: "FAIL"}
+	for _, k := range checks {
+		fmt.Fprintf(c.stdout, "%s  %-15s %s\n", marks[k.Level], k.Name, k.Detail)
+		if k.Fix != "" && k.Level != skerry.CheckOK {
+			fmt.Fprintf(c.stdout, "      %-15s -> %s\n", "", k.Fix)
+		}
+	}
+	return nil
+}
+
+func kernelCommand(c *cli) *cobra.Command {
+	cmd := &cobra.Command{Use: "kernel", Short: "The guest kernel"}
+	var dir, deb string
+	fetch := &cobra.Command{
+		Use: "fetch", Short: "Fetch Debian's kernel package and unpack it", Args: cobra.NoArgs,
+		Long: "Fetch Debian's kernel package with apt-get (no root needed) and unpack it. A server does so by itself when it starts.",
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if dir == "" {
+				cfg, err := app.Defaults()
+				if err != nil {
+					return err
+				}
+				dir = filepath.Join(cfg.DataDir, "kernel", "debian")
+			}
+			k, err := app.FetchKernel(cmd.Context(), dir, deb)
+			if err != nil {
+				return err
+			}
+			fmt.Fprintln(c.stdout, k.Version)
+			return nil
+		},
+	}
+	fetch.Flags().StringVar(&dir, "dir", "", "where to unpack it (default the data directory's kernel/debian)")
+	fetch.Flags().StringVar(&deb, "deb", "", "package file to unpack instead of fetching one")
+	cmd.AddCommand(fetch)
+	return cmd
+}

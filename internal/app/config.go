@@ -1,0 +1,117 @@
+// Package app puts the parts together. It is the only package that sees every
+// layer; cmd/skerry calls it.
+package app
+
+import (
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"runtime"
+
+	"skerry.dev/skerry"
+	"skerry.dev/skerry/internal/runner"
+)
+
+// DefaultListen is where a server listens unless told otherwise.
+const DefaultListen = "127.0.0.1:3986"
+
+// Config is all a server can be told.
+type Config struct {
+	DataDir string // absolute
+	// ClientConfig is the command line's configuration file, to which the
+	// first start writes address and key; "" writes none.
+	ClientConfig    string
+	Listen          string // host:port
+	TLSCert, TLSKey string // PEM files; required to listen beyond loopback
+	Hosts           []string
+	PoolSize        int
+	Parallel        int      // machines started at once; 0 is the number of processors
+	Accel           string   // auto, kvm, tcg
+	QEMU            string   // binary
+	Kernel, Modules string   // of the user's own guest kernel; "" uses Debian's
+	AllowEgress     []string // prefixes opened although closed by default
+	MemoryMiB       int64    // guaranteed memory to give away; 0 is all of the host's
+	ColdBoot        bool     // boot every sandbox, for comparison and debugging
+	ShimArgv        []string
+	Version         string // of this build
+	Logger          *slog.Logger
+	// Step is called at each named step of a create or delete; tests use it
+	// to die there. It may be nil.
+	Step func(string)
+
+	cgroups *runner.Cgroups
+}
+
+// Defaults returns the configuration of a server without flags.
+func Defaults() (Config, error) {
+	data, err := dataHome()
+	if err != nil {
+		return Config{}, err
+	}
+	return Config{DataDir: filepath.Join(data, "skerry"), Listen: DefaultListen,
+		PoolSize: 2, Accel: "auto", QEMU: "qemu-system-x86_64"}, nil
+}
+
+// dataHome is $XDG_DATA_HOME (XDG Base Directory Specification).
+func dataHome() (string, error) {
+	if d := os.Getenv("XDG_DATA_HOME"); filepath.IsAbs(d) {
+		return d, nil
+	}
+	home, err := os.UserHomeDir()
+	if err != nil {
+		return "", fmt.Errorf("data directory: %w; use --data-dir", err)
+	}
+	return filepath.Join(home, ".local", "share"), nil
+}
+
+// validate checks what does not need the host and fills what was left open.
+func (c *Config) validate() error {
+	var err error
+	if c.DataDir, err = filepath.Abs(c.DataDir); err != nil {
+		return err
+	}
+	host, _, err := net.SplitHostPort(c.Listen)
+	if err != nil {
+		return skerry.Invalid("--listen", "host_port", "host:port", "%v", err)
+	}
+	if (c.TLSCert == "") != (c.TLSKey == "") {
+		return skerry.Invalid("--tls-cert", "pair", "with --tls-key", "certificate and key go together")
+	}
+	if c.TLSCert == "" && !loopback(host) {
+		return skerry.Invalid("--listen", "loopback", "127.0.0.0/8 or ::1",
+			"%s is reached from other machines, and without TLS API keys would cross the network in clear; give --tls-cert and --tls-key, or listen on 127.0.0.1", c.Listen)
+	}
+	for _, p := range c.AllowEgress {
+		if _, err := netip.ParsePrefix(p); err != nil {
+			return skerry.Invalid("--allow-egress", "prefix", "address/bits", "%v", err)
+		}
+	}
+	switch c.Accel {
+	case "auto", "kvm", "tcg":
+	default:
+		return skerry.Invalid("--accel", "enum", "auto, kvm, tcg", "is %q", c.Accel)
+	}
+	if c.PoolSize < 0 {
+		return skerry.Invalid("--pool", "min", "0", "must not be negative, is %d", c.PoolSize)
+	}
+	if c.Parallel <= 0 {
+		c.Parallel = runtime.NumCPU()
+	}
+	if c.MemoryMiB <= 0 {
+		if c.MemoryMiB, err = hostMemoryMiB(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func loopback(host string) bool {
+	if host == "localhost" {
+		return true
+	}
+	ip, err := netip.ParseAddr(host)
+	return err == nil && ip.IsLoopback()
+}
