@@ -296,9 +296,10 @@ func testForkBomb(t *testing.T, vm *guesttest.VM) {
 		bomb <- res
 	}()
 	eventually(t, "the bomb", func() (string, bool) {
-		res, err := vm.Run(run.Request{Argv: []string{"/prog", "true"}})
-		// No process can be started, or none lives long.
-		return fmt.Sprint(res, err), err == nil && (res.Error != "" || res.OOMKilled)
+		res, err := vm.Run(run.Request{Argv: []string{"/prog", "cat", "/sys/fs/cgroup/pids.current"}})
+		threads, _ := strconv.Atoi(strings.TrimSpace(res.Output))
+		// Many threads, or so many that nothing can be started or lives long.
+		return fmt.Sprint(res, err), err == nil && (threads > 100 || res.Error != "" || res.OOMKilled)
 	})
 	if err := vm.Control(t.Context(), guestapi.PathStats, nil, new(guestapi.Stats)); err != nil {
 		t.Error(err)
@@ -312,4 +313,111 @@ func testForkBomb(t *testing.T, vm *guesttest.VM) {
 		t.Errorf("bomb ended with %+v, want a signal", res)
 	}
 	vm.CheckScratch()
+}
+
+func TestTemplate(t *testing.T) {
+	layers := []string{layer(t, distroless)}
+	vm := guesttest.Boot(t, guesttest.Options{Agent: programs().agent, Layers: layers, Template: true})
+	t.Logf("boot to hello %v, %v of processor time", vm.BootTime, vm.CPU())
+	tpl := vm.Capture(t.Context())
+	seen := make(map[string]bool)
+	for i := range 3 {
+		start, cpu := time.Time{}, time.Duration(0)
+		var clone *guesttest.VM
+		step := func(what string) {
+			now := clone.CPU()
+			t.Logf("clone %d: %s: %v, %v of processor time", i, what, time.Since(start), now-cpu)
+			start, cpu = time.Now(), now
+		}
+		clone = tpl.Restore(t.Context(), func() { start = time.Now() })
+		clone.Dial(t.Context())
+		step("dial")
+		a := clone.Activation()
+		a.Hostname = fmt.Sprintf("clone-%d", i)
+		t.Log(clone.Activate(a))
+		step("activate")
+		facts := clone.Output("facts")
+		step("first program")
+		clone.Output("true")
+		step("second program")
+		var f struct {
+			Random, Hostname string
+			UnixNano         int64
+		}
+		if err := json.Unmarshal([]byte(facts), &f); err != nil {
+			t.Fatal(err)
+		}
+		if f.Hostname != a.Hostname {
+			t.Errorf("hostname = %q, want %q", f.Hostname, a.Hostname)
+		}
+		if seen[f.Random] {
+			t.Error("two clones have the same random numbers")
+		}
+		seen[f.Random] = true
+		uuid := clone.Output("cat", "/proc/sys/kernel/random/uuid")
+		if seen[uuid] {
+			t.Error("two clones have the same uuid")
+		}
+		seen[uuid] = true
+		if off := time.Since(time.Unix(0, f.UnixNano)); off > 5*time.Second || off < -5*time.Second {
+			t.Errorf("clock is off by %v", off)
+		}
+	}
+}
+
+// Images without the usual directories, with usr merged or with symlinks where
+// the agent binds its files.
+func TestOddImage(t *testing.T) {
+	base := layer(t, map[string]string{
+		"prog":            "/prog",
+		"usr/lib/os":      "text",
+		"lib":             "-> usr/lib",
+		"etc/resolv.conf": "-> ../run/systemd/resolve/stub-resolv.conf",
+		"etc/machine-id":  "-> /nowhere/at/all",
+		"etc/hosts":       "of the image",
+		"var/run":         "-> /run",
+		"var/lib/docker/": "",
+		"shadowed":        "lower",
+	})
+	top := layer(t, map[string]string{"shadowed": "upper", "etc/extra": "text"})
+	vm := guesttest.Boot(t, guesttest.Options{Agent: programs().agent, Layers: []string{base, top}})
+	a := vm.Activation()
+	if err := vm.Control(t.Context(), guestapi.PathPrepare, guestapi.Preparation{Entropy: a.Entropy, Time: a.Time, ScratchSectors: a.ScratchSectors}, nil); err != nil {
+		t.Fatal(err)
+	}
+	vm.Activate(a)
+	for path, want := range map[string]string{
+		"/shadowed":        "upper",
+		"/usr/lib/os":      "text",
+		"/lib/os":          "text",
+		"/etc/resolv.conf": "nameserver 10.0.2.3\n",
+		"/etc/machine-id":  a.MachineID + "\n",
+		"/nowhere/at/all":  a.MachineID + "\n",
+		"/etc/hostname":    a.Hostname + "\n",
+		"/etc/extra":       "text",
+	} {
+		if got := vm.Output("cat", path); got != want {
+			t.Errorf("%s = %q, want %q", path, got, want)
+		}
+	}
+	if got := vm.Output("ls", "/lib/modules/"+vm.Hello.Kernel); !strings.Contains(got, "modules.dep\n") {
+		t.Errorf("kernel modules = %q", got)
+	}
+	if got := vm.Output("cat", "/proc/mounts"); !strings.Contains(got, "/dev/vdb /var/lib/docker ext4") {
+		t.Errorf("docker's directory is not on the disk:\n%s", got)
+	}
+	// The end of the agent is the end of the machine.
+	client := vm.HTTPClient(guestapi.StreamToolbox)
+	defer client.CloseIdleConnections()
+	if resp, err := client.Get("http://agent/panic"); err == nil {
+		resp.Body.Close()
+	}
+	select {
+	case <-vm.Exited():
+	case <-time.After(time.Minute):
+		t.Fatal("the agent panicked and the machine lives")
+	}
+	if got := vm.Console(); !strings.Contains(got, "panic: asked to") {
+		t.Errorf("console does not say why:\n%s", got)
+	}
 }

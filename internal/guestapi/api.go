@@ -40,6 +40,7 @@ const (
 // Paths of the control API, with request and reply.
 const (
 	PathHello    = "/hello"    // nothing -> Hello
+	PathPrepare  = "/prepare"  // Preparation -> nothing; optional, before activate
 	PathActivate = "/activate" // Activation -> Activated
 	PathQuiesce  = "/quiesce"  // nothing -> nothing; frees memory; the host then closes the link and captures
 	PathTune     = "/tune"     // Tuning -> nothing; after memory was plugged
@@ -54,6 +55,16 @@ type Hello struct {
 	Kernel    string    `json:"kernel"`
 	Activated bool      `json:"activated"`
 	Time      time.Time `json:"time"`
+}
+
+// Preparation does the part of an activation that knows no sandbox yet but its
+// writable disk: a machine kept ready has it done when it is claimed. Most of
+// the time of an activation is the first mount of that disk. Time and Entropy
+// are used as in Activation, which repeats them.
+type Preparation struct {
+	Time           time.Time `json:"time"`
+	Entropy        []byte    `json:"entropy"`
+	ScratchSectors int64     `json:"scratch_sectors,omitempty"`
 }
 
 // Activation turns a booted or restored, anonymous machine into one sandbox.

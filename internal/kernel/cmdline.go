@@ -1,16 +1,25 @@
 package kernel
 
+// common are the kernel parameters of every machine.
+//
+// panic=-1 with QEMU's -no-reboot ends the machine when PID 1 does. Plugged
+// memory must come online by itself, and room for it above 4 GiB must not cost
+// 64 MiB of bounce buffers. The big security modules have no policy in a
+// sandbox, but their hooks are in every system call.
+const common = "console=ttyS0 quiet panic=-1 oops=panic memhp_default_state=online_movable swiotlb=noforce" +
+	" lsm=landlock,yama"
+
+// emulated are those for software emulation. Mitigations protect a processor
+// that is not there, and a second zeroing of memory protects from nobody. Pressure
+// accounting and the Go runtime's preemption by signals (the last is for PID 1's
+// environment) are code that a clone would have to translate first.
+const emulated = " mitigations=off init_on_alloc=0 no_timer_check tsc=reliable psi=0 GODEBUG=asyncpreemptoff=1"
+
 // CommandLine returns the kernel parameters for an accelerator, "kvm" or "tcg".
 // The caller appends guestapi.Boot's.
 func CommandLine(accel string) string {
-	// panic=-1 with QEMU's -no-reboot ends the machine when PID 1 does.
-	// Plugged memory must come online by itself, and a room for it above
-	// 4 GiB must not cost 64 MiB of bounce buffers.
-	const common = "console=ttyS0 quiet panic=-1 oops=panic memhp_default_state=online_movable swiotlb=noforce"
 	if accel == "kvm" {
 		return common
 	}
-	// The mitigations protect a processor that software emulation does not
-	// have. Everything else here is only slow under emulation.
-	return common + " mitigations=off apparmor=0 init_on_alloc=0 no_timer_check tsc=reliable"
+	return common + emulated
 }

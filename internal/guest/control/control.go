@@ -17,6 +17,7 @@ import (
 
 // System is the machine under control (package pid1).
 type System interface {
+	Prepare(ctx context.Context, p guestapi.Preparation) error
 	Activate(ctx context.Context, a guestapi.Activation) (stepMicros map[string]int64, err error)
 	Quiesce()
 	Tune(memMiB int64) error
@@ -49,6 +50,7 @@ type state string
 
 const (
 	anonymous state = "anonymous"
+	prepared  state = "prepared"
 	activated state = "activated"
 	failed    state = "failed" // an activation went wrong; only Hello answers
 	stopped   state = "shut down"
@@ -57,8 +59,24 @@ const (
 // New returns an anonymous Agent. hello is the constant part of its
 // introduction.
 func New(system System, toolbox Toolbox, hello guestapi.Hello, log *slog.Logger) *Agent {
+	warmJSON()
 	return &Agent{system: system, toolbox: toolbox, hello: hello, log: log,
 		http: newStreamServer(toolbox), state: anonymous}
+}
+
+// warmJSON makes encoding/json know the types of an activation before the
+// machine is captured, so that no clone works them out again.
+func warmJSON() {
+	body, err := json.Marshal(guestapi.Activation{Entropy: []byte{0}, ImageEnv: []string{""}, Env: map[string]string{"": ""}})
+	if err == nil {
+		err = json.Unmarshal(body, new(guestapi.Activation))
+	}
+	if err == nil {
+		_, err = json.Marshal(guestapi.Activated{StepMicros: map[string]int64{"": 0}})
+	}
+	if err != nil {
+		panic(err) // the types cannot be marshalled: a fault of the build
+	}
 }
 
 // Handle is a guestapi.StreamHandler.
@@ -84,6 +102,8 @@ func (a *Agent) control(ctx context.Context, path string, body json.RawMessage) 
 	switch path {
 	case guestapi.PathHello:
 		return a.sayHello(), nil
+	case guestapi.PathPrepare:
+		return with(body, func(in guestapi.Preparation) (any, error) { return nil, a.prepare(ctx, in) })
 	case guestapi.PathActivate:
 		return with(body, func(in guestapi.Activation) (any, error) { return a.activate(ctx, in) })
 	case guestapi.PathQuiesce:
@@ -118,10 +138,24 @@ func (a *Agent) sayHello() guestapi.Hello {
 	return hello
 }
 
-func (a *Agent) activate(ctx context.Context, in guestapi.Activation) (any, error) {
+func (a *Agent) prepare(ctx context.Context, in guestapi.Preparation) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.state != anonymous {
+		return skerry.Errorf(skerry.CodeConflict, "machine is %s", a.state)
+	}
+	a.state = failed // until everything worked
+	if err := a.system.Prepare(ctx, in); err != nil {
+		return fmt.Errorf("prepare: %w", err)
+	}
+	a.state = prepared
+	return nil
+}
+
+func (a *Agent) activate(ctx context.Context, in guestapi.Activation) (any, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.state != anonymous && a.state != prepared {
 		return nil, skerry.Errorf(skerry.CodeConflict, "machine is %s", a.state)
 	}
 	a.state = failed // until everything worked

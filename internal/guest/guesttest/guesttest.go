@@ -63,6 +63,7 @@ type Options struct {
 	VCPUs     int      // 1 if 0
 	Args      []string // more arguments of QEMU
 	Cmdline   string   // more kernel parameters
+	Template  bool     // the machine can be captured
 }
 
 // VM is a machine that said hello.
@@ -74,7 +75,8 @@ type VM struct {
 	t        testing.TB
 	qemu     *exec.Cmd
 	exited   chan struct{}
-	scratch  int64
+	scratch  int64 // sectors
+	options  Options
 }
 
 // Console returns what the machine has printed.
@@ -95,7 +97,7 @@ func (vm *VM) Socket() string { return filepath.Join(vm.Dir, "control") }
 // Boot boots a machine and waits for the agent. The test's end kills it.
 func Boot(t testing.TB, o Options) *VM {
 	t.Helper()
-	vm := &VM{t: t, Dir: t.TempDir(), exited: make(chan struct{})}
+	vm := &VM{t: t, Dir: t.TempDir(), exited: make(chan struct{}), options: o}
 	k := Kernel(t)
 	boot := vm.makeDisks(k, o)
 	agent, err := os.ReadFile(o.Agent)
@@ -114,7 +116,7 @@ func Boot(t testing.TB, o Options) *VM {
 		t.Fatal(err)
 	}
 	start := time.Now()
-	vm.start(k, o, kernel.CommandLine("tcg")+" "+o.Cmdline+" "+param)
+	vm.start(k, kernel.CommandLine("tcg")+" "+o.Cmdline+" "+param)
 	ctx, cancel := context.WithTimeout(t.Context(), 90*time.Second)
 	defer cancel()
 	vm.Dial(ctx)
@@ -125,8 +127,9 @@ func Boot(t testing.TB, o Options) *VM {
 	return vm
 }
 
-func (vm *VM) start(k *kernel.Kernel, o Options, cmdline string) {
+func (vm *VM) start(k *kernel.Kernel, cmdline string, more ...string) {
 	vm.t.Helper()
+	o := vm.options
 	arg := func(name string) string { return filepath.Join(vm.Dir, name) }
 	vm.qemu = exec.Command("qemu-system-"+map[string]string{"amd64": "x86_64", "arm64": "aarch64"}[runtime.GOARCH],
 		"-M", "q35,sata=off,smbus=off,i8042=off,hpet=on,vmport=off,usb=off,graphics=off",
@@ -143,6 +146,15 @@ func (vm *VM) start(k *kernel.Kernel, o Options, cmdline string) {
 		"-qmp", "unix:"+arg("qmp")+",server=on,wait=off",
 	)
 	vm.qemu.Args = append(vm.qemu.Args, o.Args...)
+	vm.qemu.Args = append(vm.qemu.Args, more...)
+	if o.Template {
+		share := "on"
+		if len(more) > 0 {
+			share = "off" // a clone
+		}
+		vm.qemu.Args = append(vm.qemu.Args, "-machine", "memory-backend=ram", "-object",
+			fmt.Sprintf("memory-backend-file,id=ram,size=%dM,mem-path=%s,share=%s", max(o.MemoryMiB, 256), arg("ram"), share))
+	}
 	log, err := os.Create(arg("qemu.log"))
 	if err != nil {
 		vm.t.Fatal(err)

@@ -3,47 +3,20 @@ package pid1
 import (
 	"context"
 	"fmt"
-	"os"
 	"time"
 
 	"golang.org/x/sys/unix"
 	"skerry.dev/skerry/internal/guestapi"
 )
 
-// Activate makes the machine one sandbox. It returns the microseconds each step
-// took. After an error the machine is of no use and runs nothing.
-func (s *System) Activate(ctx context.Context, a guestapi.Activation) (map[string]int64, error) {
-	// The directory of the identity files is out of reach after the switch.
-	identity, err := os.OpenRoot(identityDir)
-	if err != nil {
-		return nil, err
-	}
-	defer identity.Close()
-	steps := []struct {
-		name string
-		run  func() error
-	}{
-		// Randomness first: nothing after it may use captured state.
-		{"entropy", func() error { return reseed(a.Entropy) }},
-		{"clock", func() error { return setClock(a.Time) }},
-		{"hostname", func() error { return unix.Sethostname([]byte(a.Hostname)) }},
-		{"mac", func() error {
-			if a.MAC == "" {
-				return nil
-			}
-			return setMAC(a.MAC)
-		}},
-		{"limits", func() error {
-			if err := s.groups.limitProcesses(); err != nil {
-				return err
-			}
-			return s.groups.setMemory(a.MemoryMiB)
-		}},
-		{"scratch", func() error { return s.mountScratch(ctx, a.ScratchSectors) }},
-		{"root", s.mountRoot},
-		{"switch_root", s.switchRoot},
-		{"identity", func() error { return bindIdentity(identity, s.identityFiles(a)) }},
-	}
+// A step is one part of a longer work, named for errors and the trace.
+type step struct {
+	name string
+	run  func() error
+}
+
+// runSteps runs steps in order and returns the microseconds each took.
+func runSteps(steps []step) (map[string]int64, error) {
 	micros := make(map[string]int64, len(steps))
 	for _, step := range steps {
 		start := time.Now()
@@ -53,6 +26,46 @@ func (s *System) Activate(ctx context.Context, a guestapi.Activation) (map[strin
 		micros[step.name] = time.Since(start).Microseconds()
 	}
 	return micros, nil
+}
+
+// prepareSteps make the sandbox's root. Randomness comes first: nothing after
+// it may use captured state.
+func (s *System) prepareSteps(ctx context.Context, t time.Time, entropy []byte, sectors int64) []step {
+	return []step{
+		{"entropy", func() error { return reseed(entropy) }},
+		{"clock", func() error { return setClock(t) }},
+		{"scratch", func() error { return s.mountScratch(ctx, sectors) }},
+		{"root", s.mountRoot},
+		{"switch_root", s.switchRoot},
+	}
+}
+
+// Prepare does what needs only the writable disk. It is part of Activate if it
+// was not called before.
+func (s *System) Prepare(ctx context.Context, p guestapi.Preparation) error {
+	_, err := runSteps(s.prepareSteps(ctx, p.Time, p.Entropy, p.ScratchSectors))
+	s.prepared = err == nil
+	return err
+}
+
+// Activate makes the machine one sandbox. It returns the microseconds each step
+// took. After an error the machine is of no use and runs nothing.
+func (s *System) Activate(ctx context.Context, a guestapi.Activation) (map[string]int64, error) {
+	steps := s.prepareSteps(ctx, a.Time, a.Entropy, a.ScratchSectors)
+	if s.prepared {
+		steps = steps[:2] // time has passed
+	}
+	return runSteps(append(steps,
+		step{"hostname", func() error { return unix.Sethostname([]byte(a.Hostname)) }},
+		step{"mac", func() error {
+			if a.MAC == "" {
+				return nil
+			}
+			return setMAC(a.MAC)
+		}},
+		step{"limits", func() error { return s.groups.setMemory(a.MemoryMiB) }},
+		step{"identity", func() error { return bindIdentity(s.identity, s.identityFiles(a)) }},
+	))
 }
 
 // Tune sets the limits for a new size of the machine.

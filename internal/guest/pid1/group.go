@@ -69,6 +69,9 @@ func (s *System) makeGroups(context.Context) error {
 		return err
 	}
 	s.groups = &groups{user: user}
+	if err := s.groups.limitProcesses(); err != nil {
+		return err
+	}
 	const secure = unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC
 	return mount{"cgroup2", cgroupUser, "cgroup2", secure, "nsdelegate,memory_recursiveprot"}.do()
 }

@@ -63,5 +63,8 @@ func (s *System) mountKernel(context.Context) error {
 			return err
 		}
 	}
+	if s.identity, err = os.OpenRoot(identityDir); err != nil {
+		return err
+	}
 	return setModprobe()
 }

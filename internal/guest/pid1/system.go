@@ -12,7 +12,6 @@ import (
 	"log/slog"
 	"os"
 	"runtime"
-	"runtime/debug"
 
 	"skerry.dev/skerry/internal/guestapi"
 )
@@ -24,6 +23,10 @@ type System struct {
 	groups *groups
 	layers layers
 	port   *Port
+	// identity is the directory identityDir, whose path is gone after the
+	// switch to the sandbox's root.
+	identity *os.Root
+	prepared bool // the root is switched
 	// scratchMounted is set by Activate; Stats and Shutdown are then useful.
 	scratchMounted bool
 	scratchFD      int // its root directory
@@ -74,8 +77,6 @@ func (s *System) emptyInitramfs(context.Context) error {
 // Port returns the agent port.
 func (s *System) Port() *Port { return s.port }
 
-// Quiesce makes the agent's memory small and its runtime silent, for a capture.
-func (s *System) Quiesce() {
-	runtime.GC()
-	debug.FreeOSMemory()
-}
+// Quiesce collects garbage, for a capture. Freed pages stay mapped: every clone
+// would fault them in again, which costs more than the few pages are worth.
+func (s *System) Quiesce() { runtime.GC() }
