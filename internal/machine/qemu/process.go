@@ -2,11 +2,14 @@ package qemu
 
 import (
 	"fmt"
+	"math"
 	"os"
 	"os/exec"
 	"runtime"
 	"sync"
 	"syscall"
+
+	"golang.org/x/sys/unix"
 
 	"skerry.dev/skerry"
 )
@@ -22,9 +25,14 @@ type process struct {
 	cmd      *exec.Cmd
 }
 
-// spawn starts QEMU with files as descriptors 3 and up. drain is called with
-// each output that must be read to its end before done closes.
+// spawn starts QEMU with files as descriptors 3 and up. What it writes to its
+// stderr and its console is complete in the logs before done closes.
 func spawn(o Options, args []string, files []*os.File, stderr *boundedLog, console *outputPump) (*process, error) {
+	// Go opens everything close-on-exec, but whoever started this process may
+	// have left it descriptors that are not. close_range(2), Linux 5.11.
+	if err := unix.CloseRange(firstFD, math.MaxInt32, unix.CLOSE_RANGE_CLOEXEC); err != nil {
+		return nil, skerry.Errorf(skerry.CodeUnsupported, "close_range: %w", err)
+	}
 	cmd := exec.Command(o.Binary, args...)
 	cmd.Dir = "/"
 	cmd.Env = []string{"LC_ALL=C"}

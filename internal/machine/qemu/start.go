@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -273,19 +274,19 @@ func (m *instance) load(ctx context.Context, state *os.File) error {
 	return m.waitMigration(ctx)
 }
 
+// endGrace is how long a QEMU that closed the monitor may take to end by
+// itself: its exit status and last words explain more than the broken
+// connection does.
+const endGrace = time.Second
+
 // abandon ends a machine that could not begin, and says why it could not.
 func (m *instance) abandon(ctx context.Context, err error) error {
-	select {
-	case <-m.done: // its own end explains more than the broken connection
-	default:
-		if ctx.Err() == nil && m.monitorGone() {
-			<-m.done // QEMU has closed its end: it is ending
+	if ctx.Err() == nil && m.monitorGone() {
+		select {
+		case <-m.done:
+			err = m.process.failure()
+		case <-time.After(endGrace):
 		}
-	}
-	select {
-	case <-m.done:
-		err = m.process.failure()
-	default:
 	}
 	m.Kill()
 	if ctx.Err() != nil {
