@@ -31,6 +31,8 @@ func TestImport(t *testing.T) {
 	copyTo("docker-archive:"+in("several.tar")+":alpine:3", "base")
 	copyTo("docker-archive:"+in("several.tar.1")+":example.com/app:2", "app")
 	run(t, "tar", "-C", layout, "-cf", in("layout.tar"), ".")
+	run(t, "skopeo", "copy", "-q", "--insecure-policy", "--dest-decompress", "oci:"+layout+":app", "dir:"+in("plain"))
+	run(t, "skopeo", "copy", "-q", "--insecure-policy", "--dest-oci-accept-uncompressed-layers", "dir:"+in("plain"), "oci:"+in("uncompressed")+":app")
 	mergeDockerArchives(t, in("several.tar"), in("several.tar.1"), in("two.tar"))
 	gz := gzipped(t, in("docker.tar"), in("docker.tar.gz"))
 
@@ -46,6 +48,7 @@ func TestImport(t *testing.T) {
 		{name: "kind given", req: skerry.ImportRequest{Path: in("docker.tar"), Kind: skerry.ArchiveDocker}, layers: 4},
 		{name: "compressed", req: skerry.ImportRequest{Path: gz}, layers: 4},
 		{name: "directory", req: skerry.ImportRequest{Path: layout, Tag: "app"}, layers: 4},
+		{name: "layers not compressed", req: skerry.ImportRequest{Path: in("uncompressed")}, layers: 4},
 		{name: "directory, other tag", req: skerry.ImportRequest{Path: layout, Tag: "base"}, layers: 2},
 		{name: "tar of a directory", req: skerry.ImportRequest{Path: in("layout.tar"), Tag: "base", Kind: skerry.ArchiveOCI}, layers: 2},
 		{name: "docker, short name", req: skerry.ImportRequest{Path: in("two.tar"), Tag: "docker.io/library/alpine:3"}, layers: 2},

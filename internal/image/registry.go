@@ -122,7 +122,12 @@ func (r *registry) get(ctx context.Context, kind, id string, header http.Header)
 	}
 	if err := transport.CheckError(resp, http.StatusOK, http.StatusPartialContent); err != nil {
 		resp.Body.Close()
-		return nil, asTransient(ctx, err)
+		err = asTransient(ctx, err)
+		var again *transient
+		if seconds, numErr := strconv.Atoi(resp.Header.Get("Retry-After")); numErr == nil && errors.As(err, &again) {
+			again.after = time.Duration(min(max(seconds, 0), 3600)) * time.Second
+		}
+		return nil, err
 	}
 	return resp, nil
 }

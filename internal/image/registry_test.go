@@ -120,9 +120,15 @@ func writeCertificate(t *testing.T, dir string) *x509.CertPool {
 // push copies an image of an OCI layout to the registry with skopeo.
 func (r *testRegistry) push(t *testing.T, layout, name string, args ...string) string {
 	t.Helper()
+	return r.pushFrom(t, "oci:"+layout, name, args...)
+}
+
+// pushFrom is push from any of skopeo's transports.
+func (r *testRegistry) pushFrom(t *testing.T, from, name string, args ...string) string {
+	t.Helper()
 	ref := r.addr + "/" + name
 	all := append([]string{"copy", "-q", "--insecure-policy", "--dest-tls-verify=false"}, args...)
-	run(t, "skopeo", append(all, "oci:"+layout, "docker://"+ref)...)
+	run(t, "skopeo", append(all, from, "docker://"+ref)...)
 	return ref
 }
 
