@@ -90,7 +90,7 @@ func (c *Control) heartbeat(ctx context.Context, h bus.Heartbeat) error {
 		return fmt.Errorf("heartbeat of runner with malformed id %q", h.Runner.ID)
 	}
 	var current bool
-	err := c.update(ctx, func(t *txn) (err error) {
+	err := c.updateLazily(ctx, func(t *txn) (err error) {
 		var wasGone bool
 		wasGone, current, err = c.recordHeartbeat(ctx, t, h)
 		if err == nil && wasGone && current {
@@ -189,7 +189,7 @@ func (c *Control) chooseRunner(ctx context.Context, r store.Reader) (skerry.Runn
 // not have, by a command to remove what it should not have.
 func (c *Control) report(ctx context.Context, r bus.RunnerReport) error {
 	var current bool
-	err := c.update(ctx, func(t *txn) (err error) {
+	err := c.updateLazily(ctx, func(t *txn) (err error) {
 		_, current, err = c.recordHeartbeat(ctx, t, r.Heartbeat)
 		if err != nil || !current {
 			return err
