@@ -14,7 +14,7 @@ import (
 // first that asks gets it, with the machine it names; asking again gives the
 // same answer.
 func (c *Control) claim(ctx context.Context, r bus.ClaimRequest) (reply bus.ClaimReply, err error) {
-	err = c.update(ctx, func(t *txn) error {
+	err = c.updateLazily(ctx, func(t *txn) error {
 		s, err := t.Sandbox(ctx, r.SandboxID)
 		if errors.Is(err, store.ErrNotFound) {
 			reply = bus.ClaimReply{Reason: "no such sandbox"}

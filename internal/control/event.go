@@ -28,7 +28,7 @@ func (c *Control) event(ctx context.Context, e bus.Event) error {
 		c.logger.Error("drop malformed event", "kind", e.Kind, "runner_id", e.RunnerID)
 		return nil
 	}
-	if err := c.update(ctx, handle); err != nil {
+	if err := c.updateLazily(ctx, handle); err != nil {
 		return fmt.Errorf("%s event of %s: %w", e.Kind, e.RunnerID, err)
 	}
 	return nil

@@ -86,7 +86,7 @@ func (c *Control) flushOutbox(ctx context.Context) (more bool, err error) {
 		}
 		done = append(done, published{entry, fault})
 	}
-	err = c.update(ctx, func(t *txn) error {
+	err = c.updateLazily(ctx, func(t *txn) error {
 		for _, p := range done {
 			if err := recordPublished(ctx, t, p); err != nil {
 				return fmt.Errorf("record outbox entry %d: %w", p.entry.ID, err)

@@ -23,20 +23,15 @@ func validRunnerID(id skerry.RunnerID) bool { return runnerIDPattern.MatchString
 // presence remembers when runners were heard of, on this process's clock.
 type presence struct {
 	mu   sync.Mutex
-	seen map[skerry.RunnerID]sighting // guarded by mu
+	seen map[skerry.RunnerID]time.Time // with their monotonic reading; guarded by mu
 }
 
-type sighting struct {
-	region string
-	at     time.Time // with its monotonic reading
-}
+func newPresence() *presence { return &presence{seen: map[skerry.RunnerID]time.Time{}} }
 
-func newPresence() *presence { return &presence{seen: map[skerry.RunnerID]sighting{}} }
-
-func (p *presence) saw(id skerry.RunnerID, region string, at time.Time) {
+func (p *presence) saw(id skerry.RunnerID, at time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.seen[id] = sighting{region, at}
+	p.seen[id] = at
 }
 
 func (p *presence) forget(id skerry.RunnerID) {
@@ -45,22 +40,17 @@ func (p *presence) forget(id skerry.RunnerID) {
 	delete(p.seen, id)
 }
 
-func (p *presence) online(id skerry.RunnerID, now time.Time) bool {
+// online reports whether a runner was heard of lately. One that this process has
+// not heard of yet, but that was not given up, gets the benefit of the doubt:
+// the process has just started.
+func (p *presence) online(r store.Runner, now time.Time) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	s, ok := p.seen[id]
-	return ok && now.Sub(s.at) < offlineAfter
-}
-
-func (p *presence) anyOnline(region string, now time.Time) bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for _, s := range p.seen {
-		if s.region == region && now.Sub(s.at) < offlineAfter {
-			return true
-		}
+	at, ok := p.seen[r.ID]
+	if !ok {
+		return !r.Gone
 	}
-	return false
+	return now.Sub(at) < offlineAfter
 }
 
 // silences returns for how long each runner was not heard of.
@@ -68,8 +58,8 @@ func (p *presence) silences(now time.Time) map[skerry.RunnerID]time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	silences := make(map[skerry.RunnerID]time.Duration, len(p.seen))
-	for id, s := range p.seen {
-		silences[id] = now.Sub(s.at)
+	for id, at := range p.seen {
+		silences[id] = now.Sub(at)
 	}
 	return silences
 }
@@ -87,7 +77,7 @@ func (c *Control) Runners(ctx context.Context) ([]skerry.Runner, error) {
 	now := c.clock.Now()
 	runners := make([]skerry.Runner, 0, len(rows))
 	for _, row := range rows {
-		row.Online = c.runners.online(row.ID, now)
+		row.Online = c.runners.online(row, now)
 		runners = append(runners, row.Runner)
 	}
 	return runners, nil
@@ -100,7 +90,7 @@ func (c *Control) heartbeat(ctx context.Context, h bus.Heartbeat) error {
 		return fmt.Errorf("heartbeat of runner with malformed id %q", h.Runner.ID)
 	}
 	var current bool
-	err := c.update(ctx, func(t *txn) (err error) {
+	err := c.updateLazily(ctx, func(t *txn) (err error) {
 		var wasGone bool
 		wasGone, current, err = c.recordHeartbeat(ctx, t, h)
 		if err == nil && wasGone && current {
@@ -112,9 +102,14 @@ func (c *Control) heartbeat(ctx context.Context, h bus.Heartbeat) error {
 		return fmt.Errorf("heartbeat of %s: %w", h.Runner.ID, err)
 	}
 	if current {
-		c.runners.saw(h.Runner.ID, h.Region, c.clock.Now())
+		c.sawRunner(h)
 	}
 	return nil
+}
+
+func (c *Control) sawRunner(h bus.Heartbeat) {
+	c.runners.saw(h.Runner.ID, c.clock.Now())
+	c.timers.by(c.now().Add(c.cfg.LostAfter))
 }
 
 // recordHeartbeat writes the row of a runner. A message of an earlier start of
@@ -130,7 +125,6 @@ func (c *Control) recordHeartbeat(ctx context.Context, t *txn, h bus.Heartbeat) 
 	wasGone = row.Gone
 	row = store.Runner{Runner: h.Runner, Region: h.Region, Epoch: h.Epoch}
 	row.LastSeen, row.Online = t.now, false // online is not for the store to say
-	t.wakeBy(t.now.Add(c.cfg.LostAfter))
 	return wasGone, true, t.PutRunner(ctx, row)
 }
 
@@ -146,7 +140,7 @@ func (c *Control) recoverRunners(ctx context.Context) error {
 			if r.Gone {
 				continue
 			}
-			c.runners.saw(r.ID, r.Region, c.clock.Now())
+			c.runners.saw(r.ID, c.clock.Now())
 			if err := t.command(ctx, r.ID, bus.Command{Kind: bus.CommandReport}); err != nil {
 				return err
 			}
@@ -155,19 +149,36 @@ func (c *Control) recoverRunners(ctx context.Context) error {
 	})
 }
 
+// checkRunner refuses when no runner of the region is online.
+func (c *Control) checkRunner(ctx context.Context, r store.Reader) error {
+	runners, err := r.Runners(ctx)
+	if err != nil {
+		return err
+	}
+	now := c.clock.Now()
+	if !slices.ContainsFunc(runners, func(r store.Runner) bool { return r.Region == c.cfg.Region && c.runners.online(r, now) }) {
+		return c.noRunner()
+	}
+	return nil
+}
+
+func (c *Control) noRunner() error {
+	return skerry.Errorf(skerry.CodeUnavailable, "no runner is online in region %s", c.cfg.Region)
+}
+
 // chooseRunner returns a runner of the region to make an image: one that is
 // online if there is one, else one that may come back.
-func (c *Control) chooseRunner(ctx context.Context, t *txn) (skerry.RunnerID, error) {
-	runners, err := t.Runners(ctx)
+func (c *Control) chooseRunner(ctx context.Context, r store.Reader) (skerry.RunnerID, error) {
+	runners, err := r.Runners(ctx)
 	if err != nil {
 		return "", err
 	}
 	runners = slices.DeleteFunc(runners, func(r store.Runner) bool { return r.Gone || r.Region != c.cfg.Region })
 	if len(runners) == 0 {
-		return "", skerry.Errorf(skerry.CodeUnavailable, "no runner is online in region %s", c.cfg.Region)
+		return "", c.noRunner()
 	}
 	now := c.clock.Now()
-	if i := slices.IndexFunc(runners, func(r store.Runner) bool { return c.runners.online(r.ID, now) }); i >= 0 {
+	if i := slices.IndexFunc(runners, func(r store.Runner) bool { return c.runners.online(r, now) }); i >= 0 {
 		return runners[i].ID, nil
 	}
 	return runners[0].ID, nil
@@ -178,7 +189,7 @@ func (c *Control) chooseRunner(ctx context.Context, t *txn) (skerry.RunnerID, er
 // not have, by a command to remove what it should not have.
 func (c *Control) report(ctx context.Context, r bus.RunnerReport) error {
 	var current bool
-	err := c.update(ctx, func(t *txn) (err error) {
+	err := c.updateLazily(ctx, func(t *txn) (err error) {
 		_, current, err = c.recordHeartbeat(ctx, t, r.Heartbeat)
 		if err != nil || !current {
 			return err
@@ -202,7 +213,7 @@ func (c *Control) report(ctx context.Context, r bus.RunnerReport) error {
 		return fmt.Errorf("report of %s: %w", r.Runner.ID, err)
 	}
 	if current {
-		c.runners.saw(r.Runner.ID, r.Region, c.clock.Now())
+		c.sawRunner(r.Heartbeat)
 	}
 	return nil
 }
@@ -215,11 +226,11 @@ func (c *Control) reportedMachine(ctx context.Context, t *txn, r bus.RunnerRepor
 	}
 	mine = err == nil && s.Runner == r.Runner.ID && s.Machine == m.MachineID
 	switch {
+	case m.Status == skerry.StatusDeleted:
+		return false, nil // as good as not listed
 	case !mine || s.Status == skerry.StatusDeleted || s.Status == skerry.StatusDeleting || s.Status == skerry.StatusLost:
 		c.logger.Warn("remove machine that should not be there", "runner_id", r.Runner.ID, "sandbox_id", m.SandboxID, "machine_id", m.MachineID)
 		return mine, t.deleteMachine(ctx, r.Runner.ID, m.SandboxID, m.MachineID)
-	case m.Status == skerry.StatusDeleted:
-		return false, nil // as good as not listed
 	}
 	_, err = c.applyStatus(ctx, t, &s, bus.Event{Status: m.Status, Reason: m.Reason})
 	return true, err

@@ -57,8 +57,8 @@ func (c *Control) createSandbox(ctx context.Context, t *txn, req skerry.SandboxR
 	if err != nil {
 		return skerry.Sandbox{}, false, err
 	}
-	if !c.runners.anyOnline(c.cfg.Region, c.clock.Now()) {
-		return skerry.Sandbox{}, false, skerry.Errorf(skerry.CodeUnavailable, "no runner is online in region %s", c.cfg.Region)
+	if err := c.checkRunner(ctx, t); err != nil {
+		return skerry.Sandbox{}, false, err
 	}
 	s := store.Sandbox{
 		Sandbox: skerry.Sandbox{

@@ -25,8 +25,19 @@ type txn struct {
 
 // update runs fn in a transaction and then does what follows from it.
 func (c *Control) update(ctx context.Context, fn func(*txn) error) error {
+	return c.commit(ctx, c.store.Update, fn)
+}
+
+// updateLazily is update for what need not survive a power failure, as it is
+// found out again: that a job was published, by publishing it again; what a
+// runner says, by its next report.
+func (c *Control) updateLazily(ctx context.Context, fn func(*txn) error) error {
+	return c.commit(ctx, c.store.UpdateLazily, fn)
+}
+
+func (c *Control) commit(ctx context.Context, run func(context.Context, func(store.Tx) error) error, fn func(*txn) error) error {
 	var t *txn
-	err := c.store.Update(ctx, func(tx store.Tx) error {
+	err := run(ctx, func(tx store.Tx) error {
 		t = &txn{Tx: tx, now: c.now()}
 		return fn(t)
 	})

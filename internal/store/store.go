@@ -36,6 +36,10 @@ type Store interface {
 	// implementation may run fn again when the database reports a conflict
 	// with another transaction, so fn must not have other effects.
 	Update(ctx context.Context, fn func(Tx) error) error
+	// UpdateLazily is Update without waiting for the disk: a power failure
+	// (not the end of the process) may undo it and the lazy ones after it,
+	// up to the next Update. It is for what can be found out again.
+	UpdateLazily(ctx context.Context, fn func(Tx) error) error
 	// Close ends the connections. Transactions under way are waited for.
 	Close() error
 }

@@ -65,9 +65,8 @@ func (s *Store) open(ctx context.Context, path string) error {
 	if err != nil {
 		return explain(err)
 	}
-	// FULL syncs at each commit, so that what a caller was told survives a
-	// power failure. secure_delete wipes rows that held a registry login.
-	if s.writer, err = connect(path, "immediate", 1, "journal_mode(WAL)", "synchronous(FULL)", "foreign_keys(1)", "secure_delete(1)"); err != nil {
+	// secure_delete wipes rows that held a registry login.
+	if s.writer, err = connect(path, "immediate", 1, "journal_mode(WAL)", "foreign_keys(1)", "secure_delete(1)"); err != nil {
 		return err
 	}
 	if err := migrate(ctx, s.writer, migrations); err != nil {
@@ -153,7 +152,27 @@ func (s *Store) View(ctx context.Context, fn func(store.Reader) error) error {
 // Update implements store.Store. The transaction takes SQLite's write lock at
 // its start, so it never has to be run again.
 func (s *Store) Update(ctx context.Context, fn func(store.Tx) error) error {
-	tx, err := s.writer.BeginTx(ctx, nil)
+	return s.update(ctx, "FULL", fn)
+}
+
+// UpdateLazily implements store.Store.
+func (s *Store) UpdateLazily(ctx context.Context, fn func(store.Tx) error) error {
+	return s.update(ctx, "NORMAL", fn)
+}
+
+// update runs fn with SQLite's PRAGMA synchronous: in WAL mode FULL syncs the
+// log, and with it all transactions before, at each commit, NORMAL only before
+// the log is copied into the database.
+func (s *Store) update(ctx context.Context, synchronous string, fn func(store.Tx) error) error {
+	conn, err := s.writer.Conn(ctx)
+	if err != nil {
+		return fmt.Errorf("begin write: %w", err)
+	}
+	defer conn.Close() // gives it back
+	if _, err := conn.ExecContext(ctx, "PRAGMA synchronous = "+synchronous); err != nil {
+		return fmt.Errorf("begin write: %w", err)
+	}
+	tx, err := conn.BeginTx(ctx, nil)
 	if err != nil {
 		return fmt.Errorf("begin write: %w", err)
 	}

@@ -229,16 +229,22 @@ func TestIndexes(t *testing.T) {
 	}
 }
 
+// BenchmarkUpdate measures the transaction of a create, synced and not.
 func BenchmarkUpdate(b *testing.B) {
+	b.Run("synced", func(b *testing.B) { benchmarkUpdate(b, (*Store).Update) })
+	b.Run("lazy", func(b *testing.B) { benchmarkUpdate(b, (*Store).UpdateLazily) })
+}
+
+func benchmarkUpdate(b *testing.B, update func(*Store, context.Context, func(store.Tx) error) error) {
 	s := open(b, filepath.Join(b.TempDir(), "x.db"))
-	ctx := context.Background()
+	ctx := b.Context()
 	now := time.Now()
 	var times []time.Duration
 	for b.Loop() {
 		sb := store.Sandbox{Sandbox: skerry.Sandbox{ID: skerry.NewSandboxID(), Name: skerry.RandomToken(12), Status: skerry.StatusQueued, CreatedAt: now, UpdatedAt: now, CreateDeadline: now}}
 		sb.Labels = map[string]string{"name": sb.Name, "team": "x"}
 		start := time.Now()
-		err := s.Update(ctx, func(tx store.Tx) error {
+		err := update(s, ctx, func(tx store.Tx) error {
 			return errors.Join(tx.InsertSandbox(ctx, sb), tx.AddOutbox(ctx, store.OutboxEntry{SandboxID: sb.ID}))
 		})
 		times = append(times, time.Since(start))

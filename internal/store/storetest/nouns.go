@@ -317,3 +317,27 @@ func testCancelled(t *testing.T, db Database) {
 	})
 	insert(t, s, sb) // the store is still usable
 }
+
+// testLazy: lazy transactions are transactions, and are there after a Close.
+func testLazy(t *testing.T, db Database) {
+	s := db(t)
+	a, b := newSandbox("a"), newSandbox("b")
+	ctx := t.Context()
+	if err := s.UpdateLazily(ctx, func(tx store.Tx) error { return tx.InsertSandbox(ctx, a) }); err != nil {
+		t.Fatal(err)
+	}
+	cause := errors.New("cause")
+	err := s.UpdateLazily(ctx, func(tx store.Tx) error { return errors.Join(tx.InsertSandbox(ctx, b), cause) })
+	wantErr(t, "lazy update that fails", err, cause)
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	s = db(t)
+	view(t, s, func(ctx context.Context, r store.Reader) error {
+		got, err := r.Sandbox(ctx, a.ID)
+		wantSame(t, "lazily written", got, a)
+		_, missing := r.Sandbox(ctx, b.ID)
+		wantErr(t, "rolled back", missing, store.ErrNotFound)
+		return err
+	})
+}

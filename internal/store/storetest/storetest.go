@@ -42,6 +42,7 @@ func Run(t *testing.T, fresh func(t *testing.T) Database) {
 		"SnapshotRead":        testSnapshotRead,
 		"Reopen":              testReopen,
 		"Cancelled":           testCancelled,
+		"Lazy":                testLazy,
 	} {
 		t.Run(name, func(t *testing.T) { test(t, fresh(t)) })
 	}
