@@ -62,6 +62,11 @@ func Extract(dir string, stream io.Reader) error {
 			x.refuse(hdr.Name, refusal)
 		}
 	}
+	// What follows the end of an archive is padding; an error there tells
+	// that the stream broke.
+	if _, err := io.CopyN(io.Discard, stream, 1<<20); err != nil && !errors.Is(err, io.EOF) {
+		return fmt.Errorf("read the archive: %w", err)
+	}
 	if err := x.finish(); err != nil {
 		return err
 	}

@@ -5,11 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"mime/multipart"
 	"net/http"
 	"net/url"
-	"path"
 	"strconv"
+	"sync"
 
 	"skerry.dev/skerry"
 )
@@ -49,7 +48,7 @@ func (t *Toolbox) List(ctx context.Context, dir string) ([]skerry.FileInfo, erro
 
 // Mkdir makes a directory and its parents. Only permission bits of mode count.
 func (t *Toolbox) Mkdir(ctx context.Context, dir string, mode uint32) error {
-	query := url.Values{"path": {dir}, "mode": {fmt.Sprintf("%04o", mode&0o7777)}}
+	query := url.Values{"path": {dir}, "mode": {formatMode(mode)}}
 	return t.client.call(ctx, request{method: http.MethodPost, path: t.prefix + "/files/folder", query: query}, nil)
 }
 
@@ -67,7 +66,7 @@ func (t *Toolbox) Move(ctx context.Context, from, to string) error {
 
 // Chmod sets the permission bits of a file.
 func (t *Toolbox) Chmod(ctx context.Context, name string, mode uint32) error {
-	query := url.Values{"path": {name}, "mode": {fmt.Sprintf("%04o", mode&0o7777)}}
+	query := url.Values{"path": {name}, "mode": {formatMode(mode)}}
 	return t.client.call(ctx, request{method: http.MethodPost, path: t.prefix + "/files/permissions", query: query}, nil)
 }
 
@@ -86,54 +85,78 @@ func (t *Toolbox) Download(ctx context.Context, name string, w io.Writer) (int64
 	return n, nil
 }
 
-// Upload writes r to a file of the sandbox, replacing it. When it returns nil
-// the file is there, whole.
-func (t *Toolbox) Upload(ctx context.Context, name string, r io.Reader) error {
-	pr, pw := io.Pipe()
-	form := multipart.NewWriter(pw)
-	sent := make(chan error, 1)
-	go func() {
-		part, err := form.CreateFormFile("file", path.Base(name))
-		if err == nil {
-			_, err = io.Copy(part, r)
-		}
-		if err == nil {
-			err = form.Close()
-		}
-		pw.CloseWithError(err)
-		sent <- err
-	}()
-	resp, err := t.client.do(ctx, http.MethodPost, t.prefix+"/files/upload-v2", url.Values{"path": {name}}, pr, form.FormDataContentType())
-	pr.CloseWithError(errUploadEnded)
-	if readErr := <-sent; readErr != nil && !errors.Is(readErr, errUploadEnded) {
-		err = fmt.Errorf("upload %s: %w", name, readErr) // the cause of what the server says
-	}
+// Upload writes r to a file of the sandbox, replacing it, with these permission
+// bits. When it returns nil the file is there, whole; else the old one is.
+func (t *Toolbox) Upload(ctx context.Context, name string, mode uint32, r io.Reader) error {
+	query := url.Values{"path": {name}, "mode": {formatMode(mode)}}
+	return t.put(ctx, "/files/content", query, "application/octet-stream", r)
+}
+
+// put sends a stream. An error of r is returned as it is: what the server says
+// about it is a consequence.
+func (t *Toolbox) put(ctx context.Context, path string, query url.Values, contentType string, r io.Reader) error {
+	source := &source{r: r}
+	resp, err := t.client.do(ctx, http.MethodPut, t.prefix+path, query, source, contentType)
 	if resp != nil {
 		drain(resp)
+	}
+	if readErr := source.failed(); readErr != nil {
+		return fmt.Errorf("read what is to be sent: %w", readErr)
 	}
 	return err
 }
 
-// errUploadEnded stops the reading when the server wants no more.
-var errUploadEnded = errors.New("the upload ended")
+// source remembers the error of a reader.
+type source struct {
+	r io.Reader
+
+	mu  sync.Mutex
+	err error // guarded by mu
+}
+
+func (s *source) Read(p []byte) (int, error) {
+	n, err := s.r.Read(p)
+	if err != nil && !errors.Is(err, io.EOF) {
+		s.mu.Lock()
+		s.err = err
+		s.mu.Unlock()
+	}
+	return n, err
+}
+
+func (s *source) failed() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.err
+}
+
+func formatMode(mode uint32) string { return fmt.Sprintf("%04o", mode&0o7777) }
+
+// Archive is a tar stream of a directory.
+type Archive struct {
+	io.ReadCloser
+	trailer http.Header
+}
+
+// Skipped is, after the end of the stream, how many sockets, pipes and devices
+// were left out.
+func (a *Archive) Skipped() int {
+	n, _ := strconv.Atoi(a.trailer.Get("Skerry-Skipped"))
+	return n
+}
 
 // Archive opens a tar stream of what is in a directory of the sandbox, with
 // names relative to it; the caller closes it. Extract unpacks it safely.
-func (t *Toolbox) Archive(ctx context.Context, dir string) (io.ReadCloser, error) {
+func (t *Toolbox) Archive(ctx context.Context, dir string) (*Archive, error) {
 	resp, err := t.client.do(ctx, http.MethodGet, t.prefix+"/files/archive", url.Values{"path": {dir}}, nil, "")
 	if err != nil {
 		return nil, err
 	}
-	return resp.Body, nil
+	return &Archive{ReadCloser: resp.Body, trailer: resp.Trailer}, nil
 }
 
 // Unarchive unpacks a tar stream into a directory of the sandbox, which is made
 // if need be.
 func (t *Toolbox) Unarchive(ctx context.Context, dir string, tar io.Reader) error {
-	resp, err := t.client.do(ctx, http.MethodPost, t.prefix+"/files/archive", url.Values{"path": {dir}}, tar, "application/x-tar")
-	if err != nil {
-		return err
-	}
-	drain(resp)
-	return nil
+	return t.put(ctx, "/files/archive", url.Values{"path": {dir}}, "application/x-tar", tar)
 }

@@ -111,7 +111,13 @@ func (cp *copier) downloadDir(ctx context.Context, from, to string) error {
 		return err
 	}
 	defer tar.Close()
-	return client.Extract(to, tar)
+	if err := client.Extract(to, tar); err != nil {
+		return err
+	}
+	if n := tar.Skipped(); n > 0 {
+		return skippedError(n)
+	}
+	return nil
 }
 
 // downloadFile writes to a file of its own and moves it into place, so that a
@@ -137,7 +143,7 @@ func (cp *copier) downloadFile(ctx context.Context, from, to string, info skerry
 // upload copies to the sandbox.
 func (cp *copier) upload(ctx context.Context, from, to string) error {
 	if from == "-" {
-		return cp.toolbox.Upload(ctx, to, cp.cli.stdin)
+		return cp.toolbox.Upload(ctx, to, 0o644, cp.cli.stdin)
 	}
 	info, err := os.Stat(from)
 	if err != nil {
@@ -166,13 +172,11 @@ func (cp *copier) uploadFile(ctx context.Context, from, to string, info fs.FileI
 		return err
 	}
 	defer f.Close()
-	if err := cp.toolbox.Upload(ctx, to, f); err != nil {
-		return err
-	}
-	if perm := info.Mode().Perm(); perm != 0o644 && runtime.GOOS != "windows" {
-		return cp.toolbox.Chmod(ctx, to, uint32(perm))
-	}
-	return nil
+	return cp.toolbox.Upload(ctx, to, uint32(info.Mode().Perm()), f)
+}
+
+func skippedError(n int) error {
+	return fmt.Errorf("%d sockets, devices or pipes were not copied", n)
 }
 
 // errUploadEnded stops the packing when the server wants no more.
@@ -190,10 +194,10 @@ func (cp *copier) uploadDir(ctx context.Context, from, to string) error {
 	err := cp.toolbox.Unarchive(ctx, to, pr)
 	pr.CloseWithError(errUploadEnded)
 	if packErr := <-packed; packErr != nil && !errors.Is(packErr, errUploadEnded) {
-		return packErr // the cause of what the server says
+		return packErr
 	}
 	if err == nil && skipped > 0 {
-		return fmt.Errorf("%d sockets, devices or pipes were not copied", skipped)
+		return skippedError(skipped)
 	}
 	return err
 }

@@ -79,7 +79,8 @@ func (c *cli) exitCode(cmd *cobra.Command, err error) int {
 		line += " (request " + id + ")"
 	}
 	var usage usageError
-	isUsage := errors.As(err, &usage) || strings.HasPrefix(err.Error(), "unknown command")
+	// cobra has no types for these two.
+	isUsage := errors.As(err, &usage) || strings.HasPrefix(err.Error(), "unknown command") || strings.HasPrefix(err.Error(), "required flag(s)")
 	if isUsage && cmd != nil {
 		line += fmt.Sprintf("; see %s --help", cmd.CommandPath())
 	}

@@ -56,7 +56,10 @@ func CodeOf(status int) skerry.Code {
 			return row.code
 		}
 	}
-	if status >= 400 && status < 500 {
+	switch {
+	case status == http.StatusRequestTimeout:
+		return skerry.CodeTimeout
+	case status >= 400 && status < 500:
 		return skerry.CodeInvalid
 	}
 	return skerry.CodeUnavailable

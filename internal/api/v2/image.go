@@ -22,7 +22,7 @@ type imageList struct {
 }
 
 type imageWaitInput struct {
-	idInput
+	ID             string  `path:"id" maxLength:"255" doc:"Id or name."`
 	Wait           string  `query:"wait" enum:"ready" doc:"The answer comes when the image is ready or failed, or when the time is over: look at status."`
 	TimeoutSeconds float64 `query:"timeout_seconds" minimum:"0" default:"3" doc:"How long to hold the request; more than 3 counts as 3."`
 }

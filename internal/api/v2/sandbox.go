@@ -34,7 +34,7 @@ type listInput struct {
 }
 
 type waitInput struct {
-	idInput
+	ID             string   `path:"id" maxLength:"255" doc:"Id or name."`
 	Wait           []string `query:"wait" doc:"Statuses or coarse states to wait for, comma separated. The answer comes when one is reached, when none can be reached any more, or when the time is over: look at status."`
 	TimeoutSeconds float64  `query:"timeout_seconds" minimum:"0" default:"3" doc:"How long to hold the request; more than 3 counts as 3."`
 }
