@@ -62,6 +62,14 @@ func (s *Server) runStream(box *sandbox, w http.ResponseWriter, r *http.Request)
 	return nil
 }
 
+// runInfo is a process as run events tell it: without what its client sent, which
+// may be larger than a frame.
+func runInfo(p *process.Process) *skerry.Process {
+	info := p.Info()
+	info.Argv, info.ShellCommand, info.Env = nil, "", nil
+	return &info
+}
+
 // frameStream writes the frames of POST /processes/run.
 type frameStream struct {
 	w       http.ResponseWriter
@@ -95,8 +103,7 @@ func (f *frameStream) copy(ctx context.Context, p *process.Process, follower *pr
 }
 
 func (f *frameStream) event(kind string, p *process.Process) error {
-	info := p.Info()
-	payload, err := json.Marshal(skerry.RunEvent{Type: kind, Process: &info})
+	payload, err := json.Marshal(skerry.RunEvent{Type: kind, Process: runInfo(p)})
 	if err != nil {
 		return err
 	}

@@ -145,7 +145,8 @@ func (s *Server) Close(ctx context.Context, grace time.Duration) error {
 			return err
 		}
 	}
-	s.cancel(errClosing)
+	cut.Reset(closeMargin) // for clients that are reading the end of their process
+	defer s.cancel(errClosing)
 	idle := make(chan struct{})
 	go func() {
 		s.requests.Wait()

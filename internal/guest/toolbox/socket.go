@@ -145,8 +145,7 @@ func (s *session) serve(ctx context.Context, follower *process.Follower) error {
 
 // send sends the output and the events.
 func (s *session) send(ctx context.Context, follower *process.Follower) error {
-	info := s.process.Info()
-	if err := s.event(ctx, skerry.RunEvent{Type: skerry.RunStarted, Process: &info}); err != nil {
+	if err := s.event(ctx, skerry.RunEvent{Type: skerry.RunStarted, Process: runInfo(s.process)}); err != nil {
 		return err
 	}
 	for {
@@ -164,8 +163,7 @@ func (s *session) send(ctx context.Context, follower *process.Follower) error {
 				Message: fmt.Sprintf("%d pieces of output were dropped: the reader is too slow", lost.Lost)})
 		case errors.Is(err, io.EOF):
 			<-s.process.Done()
-			info := s.process.Info()
-			return s.event(ctx, skerry.RunEvent{Type: skerry.RunExit, Process: &info})
+			return s.event(ctx, skerry.RunEvent{Type: skerry.RunExit, Process: runInfo(s.process)})
 		}
 		if err != nil {
 			return err

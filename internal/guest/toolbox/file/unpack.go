@@ -12,6 +12,8 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"skerry.dev/skerry"
 )
 
@@ -171,9 +173,31 @@ func (u *unpacker) symlink(h *tar.Header) error {
 		err = u.root.Lchown(temp, h.Uid, h.Gid)
 	}
 	if err == nil {
+		err = u.linkTime(temp, h.ModTime)
+	}
+	if err == nil {
 		err = u.root.Rename(temp, h.Name)
 	}
 	return u.orRemove(temp, err)
+}
+
+// linkTime sets the time of a symbolic link itself, which os.Root cannot. The
+// directory is found within the root, and the link is not followed.
+func (u *unpacker) linkTime(name string, t time.Time) error {
+	if t.IsZero() {
+		return nil
+	}
+	dir, err := u.root.Open(path.Dir(name))
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	spec, err := unix.TimeToTimespec(t)
+	if err != nil {
+		return fmt.Errorf("%w: time %s: %w", ErrArchive, t, err)
+	}
+	err = unix.UtimesNanoAt(int(dir.Fd()), path.Base(name), []unix.Timespec{spec, spec}, unix.AT_SYMLINK_NOFOLLOW)
+	return os.NewSyscallError("utimensat", err)
 }
 
 func (u *unpacker) hardLink(h *tar.Header) error {

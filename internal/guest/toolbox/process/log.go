@@ -16,7 +16,7 @@ import (
 // processes are dropped, longest ended first; if that is not enough, the ones
 // that still grow are cut to liveLogBytes.
 const (
-	maxLogBytes   = 1 << 20  // of one process
+	maxLogBytes   = 2 << 20  // of one process
 	totalLogBytes = 16 << 20 // of all
 	liveLogBytes  = 128 << 10
 	frameOverhead = 96
