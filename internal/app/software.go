@@ -223,7 +223,7 @@ func (s *software) accelerator(ctx context.Context, g runner.Guest) (accelResult
 func (s *software) probeKVM(ctx context.Context, g runner.Guest) error {
 	status, err := qemu.KVMProbe{
 		Options:   qemu.Options{Binary: s.cfg.QEMU, PortName: guestapi.PortName},
-		Boot:      machine.Boot{KernelPath: g.KernelPath, InitrdPath: g.InitrdPath},
+		Boot:      machine.Boot{KernelPath: g.KernelPath, InitrdPath: g.InitrdPath, Args: "console=ttyS0 panic=-1"},
 		CachePath: filepath.Join(s.cfg.DataDir, "kvm-probe.json"),
 	}.Run(ctx)
 	if err == nil && !status.Usable() {

@@ -62,20 +62,47 @@ func (s *Scratch) Create(ctx context.Context, path string, opts ScratchOptions) 
 	return nil
 }
 
+// CopyScratch makes path, which must not exist, a copy of a disk that is at
+// rest, for example the one a machine was captured with. A copy may be larger
+// than the original; its file system is then for the guest to grow.
+func CopyScratch(path, original string, mib int64) error {
+	src, err := os.Open(original)
+	if err != nil {
+		return fmt.Errorf("copy scratch disk: %w", err)
+	}
+	defer src.Close()
+	info, err := src.Stat()
+	if err != nil {
+		return fmt.Errorf("copy scratch disk: %w", err)
+	}
+	if info.Size() > mib<<20 {
+		return invalid("disk of %d MiB: the original has %d", mib, info.Size()>>20)
+	}
+	if err := copyNew(path, src, mib<<20); err != nil {
+		return fmt.Errorf("copy scratch disk: %w", exhausted(err))
+	}
+	return nil
+}
+
+// copyNew makes path a copy of src with size bytes, and nothing on an error.
+func copyNew(path string, src *os.File, size int64) error {
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(copySparse(f, src), f.Truncate(size), f.Close()); err != nil {
+		return errors.Join(err, os.Remove(path))
+	}
+	return nil
+}
+
 func (s *Scratch) create(ctx context.Context, path string, opts ScratchOptions) error {
 	template, err := s.template(ctx, opts)
 	if err != nil {
 		return err
 	}
 	defer template.Close()
-	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
-	if err != nil {
-		return err
-	}
-	if err := errors.Join(copySparse(f, template), f.Close()); err != nil {
-		return errors.Join(err, os.Remove(path))
-	}
-	return nil
+	return copyNew(path, template, opts.MiB<<20)
 }
 
 // template opens the template for a size and makes it if there is none. Two

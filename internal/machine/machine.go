@@ -73,7 +73,8 @@ type Extent struct {
 type Boot struct {
 	KernelPath string
 	InitrdPath string
-	// Args are appended to the kernel command line.
+	// Args is the kernel command line. It needs console=ttyS0 for the log and
+	// panic=-1, so that a panic ends the machine.
 	Args string
 }
 

@@ -4,14 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"path/filepath"
 	"time"
-
-	"golang.org/x/sync/errgroup"
 
 	"skerry.dev/skerry"
 	"skerry.dev/skerry/internal/bus"
-	"skerry.dev/skerry/internal/disk"
 	"skerry.dev/skerry/internal/shim"
 )
 
@@ -30,7 +26,7 @@ func (r *Runner) handleJob(ctx context.Context, job bus.CreateJob) error {
 	r.step("create.reserved")
 	endBusy := r.pool.begin()
 	p, planErr := r.plan(ctx, job.Digest, job.Resources)
-	m, ok, err := r.claim(ctx, s, p)
+	m, ok, err := r.claim(ctx, s, p, job.Resources.DiskMiB)
 	if !ok {
 		endBusy(plan{}, false)
 		close(s.settled)
@@ -107,8 +103,10 @@ func (r *Runner) setCancel(s *sandbox, cancel context.CancelFunc) {
 
 // claim asks the control plane whether the sandbox is ours to make, for a
 // machine of the ready pool if one fits the plan.
-func (r *Runner) claim(ctx context.Context, s *sandbox, p plan) (m *pooled, ok bool, err error) {
-	m = r.pool.take(p.key)
+func (r *Runner) claim(ctx context.Context, s *sandbox, p plan, diskMiB int64) (m *pooled, ok bool, err error) {
+	if diskMiB == p.scratchMiB { // machines of the pool have the template's disk
+		m = r.pool.take(p.key)
+	}
 	s.machine = skerry.NewMachineID()
 	if m != nil {
 		s.machine = m.id
@@ -161,24 +159,13 @@ func (r *Runner) createSteps(ctx context.Context, s *sandbox, m *pooled, p plan,
 		}
 	}
 	r.step("create.directory")
-	scratch := filepath.Join(r.machineDir(s.machine), shim.ScratchFile)
-	g, gctx := errgroup.WithContext(ctx)
-	g.Go(func() error {
-		return r.cfg.Scratch.Create(gctx, scratch, disk.ScratchOptions{MiB: job.Resources.DiskMiB})
-	})
 	if m != nil {
 		s.proc = m.proc
-	} else {
-		g.Go(func() (err error) {
-			s.proc, err = r.startMachine(gctx, s.machine, p, false)
-			return err
-		})
-	}
-	if err := g.Wait(); err != nil {
+	} else if s.proc, err = r.startMachine(ctx, s.machine, p, job.Resources.DiskMiB, false); err != nil {
 		return done, err
 	}
 	r.step("create.started")
-	rep, err := s.proc.Client.Activate(ctx, shim.ActivateRequest{SandboxID: s.id, Scratch: scratch, Activation: activation(s.id, job)})
+	rep, err := s.proc.Client.Activate(ctx, shim.ActivateRequest{SandboxID: s.id, Activation: activation(s.id, job)})
 	if err != nil {
 		return done, err
 	}

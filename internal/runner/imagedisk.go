@@ -14,6 +14,7 @@ import (
 	"skerry.dev/skerry/internal/disk"
 	"skerry.dev/skerry/internal/guestapi"
 	"skerry.dev/skerry/internal/image"
+	"skerry.dev/skerry/internal/kernel"
 	"skerry.dev/skerry/internal/machine"
 	"skerry.dev/skerry/internal/usernet"
 )
@@ -122,12 +123,13 @@ func diskKey(digest string, g Guest) string {
 }
 
 // boot is the cold boot of an image.
-func (i imageDisk) boot(g Guest) (*machine.Boot, error) {
+func (i imageDisk) boot(p Prepared) (*machine.Boot, error) {
 	args, err := guestapi.Boot{Layers: i.layers, Platform: i.platform,
 		Address: netip.PrefixFrom(usernet.GuestAddr, usernet.Subnet.Bits()).String(), Gateway: usernet.GatewayAddr.String(),
 		DNS: usernet.DNSAddr.String(), MTU: usernet.DefaultMTU}.CommandLine()
 	if err != nil {
 		return nil, err
 	}
-	return &machine.Boot{KernelPath: g.KernelPath, InitrdPath: g.InitrdPath, Args: args}, nil
+	return &machine.Boot{KernelPath: p.Guest.KernelPath, InitrdPath: p.Guest.InitrdPath,
+		Args: kernel.CommandLine(p.Driver.Accel) + " " + args}, nil
 }

@@ -2,8 +2,10 @@ package runner
 
 import (
 	"context"
+	"path/filepath"
 
 	"skerry.dev/skerry"
+	"skerry.dev/skerry/internal/disk"
 	"skerry.dev/skerry/internal/machine"
 	"skerry.dev/skerry/internal/shim"
 )
@@ -14,7 +16,10 @@ type plan struct {
 	prep  Prepared
 	img   imageDisk
 	shape machine.Shape
-	key   TemplateKey
+	// scratchMiB is the size of the disk the template was captured with; a
+	// sandbox has at least that.
+	scratchMiB int64
+	key        TemplateKey
 }
 
 // plan looks up what a machine for the image digest and size needs.
@@ -27,14 +32,24 @@ func (r *Runner) plan(ctx context.Context, digest string, res skerry.Resources) 
 	if err != nil {
 		return plan{}, err
 	}
-	p := plan{prep: prep, img: img, shape: shapeFor(res)}
-	p.key = TemplateKey{Image: img.digest, Guest: prep.Guest.Key, Hypervisor: prep.Hypervisor, Shape: p.shape}
+	p := plan{prep: prep, img: img, shape: shapeFor(res), scratchMiB: scratchClass(res.DiskMiB)}
+	p.key = TemplateKey{Image: img.digest, Guest: prep.Guest.Key, Hypervisor: prep.Hypervisor, Shape: p.shape, ScratchMiB: p.scratchMiB}
 	return p, nil
 }
 
 // shapeFor is the shape of the template that serves a size.
 func shapeFor(res skerry.Resources) machine.Shape {
 	return machine.Shape{VCPUs: res.VCPUs(), BaseMiB: machine.BaseSizeMiB(res.MemoryMiB), MaxMemMiB: skerry.MaxMemoryMiB}
+}
+
+// scratchClass is the size of the writable disk that templates for a disk of
+// mib are made with: the default size and the least one that can be asked for.
+// The file system of a larger disk is grown in the guest.
+func scratchClass(mib int64) int64 {
+	if mib < skerry.MinDiskMiB {
+		return skerry.DefaultDiskMiB
+	}
+	return skerry.MinDiskMiB
 }
 
 // spec is what every shim of this plan has in common.
@@ -61,14 +76,19 @@ func machineUID(id skerry.MachineID) int {
 	return first + int(h>>(32-bits))
 }
 
-// startMachine starts a shim for a machine of the plan: restored from the
-// template, which is made first if there is none, or booted.
-func (r *Runner) startMachine(ctx context.Context, id skerry.MachineID, p plan, warm bool) (*shim.Process, error) {
+// startMachine starts a shim for a machine of the plan with a writable disk of
+// diskMiB: restored from the template, which is made first if there is none, or
+// booted. The machine's directory is there and empty.
+func (r *Runner) startMachine(ctx context.Context, id skerry.MachineID, p plan, diskMiB int64, warm bool) (*shim.Process, error) {
 	spec := r.spec(id, p)
 	spec.Warm = warm
+	scratch := filepath.Join(r.machineDir(id), shim.ScratchFile)
 	if r.cfg.ColdBoot {
 		var err error
-		if spec.Boot, err = p.img.boot(p.prep.Guest); err != nil {
+		if spec.Boot, err = p.img.boot(p.prep); err != nil {
+			return nil, err
+		}
+		if err := r.cfg.Scratch.Create(ctx, scratch, disk.ScratchOptions{MiB: diskMiB}); err != nil {
 			return nil, err
 		}
 		return shim.Start(ctx, r.cfg.ShimArgv, r.machineDir(id), spec, nil)
@@ -78,5 +98,8 @@ func (r *Runner) startMachine(ctx context.Context, id skerry.MachineID, p plan, 
 		return nil, err
 	}
 	defer done()
+	if err := disk.CopyScratch(scratch, r.templates.scratch(p), diskMiB); err != nil {
+		return nil, err
+	}
 	return shim.Start(ctx, r.cfg.ShimArgv, r.machineDir(id), spec, tpl)
 }

@@ -211,7 +211,7 @@ func (p *pool) add(ctx context.Context, pl plan) error {
 		return err
 	}
 	u.add("machine", func(ctx context.Context) error { return p.r.clearMachine(ctx, m.id, false) })
-	if m.proc, err = p.r.startMachine(ctx, m.id, pl, true); err == nil {
+	if m.proc, err = p.r.startMachine(ctx, m.id, pl, pl.scratchMiB, true); err == nil {
 		err = p.awaitReady(ctx, m.proc)
 	}
 	if err != nil {

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"skerry.dev/skerry"
+	"skerry.dev/skerry/internal/disk"
 	"skerry.dev/skerry/internal/machine"
 	"skerry.dev/skerry/internal/machine/qemu"
 	"skerry.dev/skerry/internal/shim"
@@ -29,6 +30,7 @@ type TemplateKey struct {
 	Guest      string        `json:"guest"` // kernel, agent and platform
 	Hypervisor string        `json:"hypervisor"`
 	Shape      machine.Shape `json:"shape"`
+	ScratchMiB int64         `json:"scratch_mib"`
 }
 
 // dirName is the name of the template's directory.
@@ -165,7 +167,11 @@ func (t *templates) make(ctx context.Context, p plan, dir string) (err error) {
 	}()
 	spec := t.r.spec(id, p)
 	spec.Capture = true
-	if spec.Boot, err = p.img.boot(p.prep.Guest); err != nil {
+	if spec.Boot, err = p.img.boot(p.prep); err != nil {
+		return err
+	}
+	scratch := filepath.Join(mdir, shim.ScratchFile)
+	if err := t.r.cfg.Scratch.Create(ctx, scratch, disk.ScratchOptions{MiB: p.scratchMiB}); err != nil {
 		return err
 	}
 	proc, err := shim.Start(ctx, t.r.cfg.ShimArgv, mdir, spec, nil)
@@ -185,6 +191,11 @@ func (t *templates) make(ctx context.Context, p plan, dir string) (err error) {
 	return nil
 }
 
+// scratch is the writable disk the template of a plan was captured with.
+func (t *templates) scratch(p plan) string {
+	return filepath.Join(t.dir, p.key.dirName(), shim.ScratchFile)
+}
+
 // store moves the captured files to dir in one step.
 func (t *templates) store(key TemplateKey, from, dir string) error {
 	tmp, err := os.MkdirTemp(t.dir, "new-")
@@ -192,7 +203,7 @@ func (t *templates) store(key TemplateKey, from, dir string) error {
 		return err
 	}
 	defer os.RemoveAll(tmp)
-	for _, f := range qemu.TemplateFiles(shim.StateFile, shim.RAMFile) {
+	for _, f := range append(qemu.TemplateFiles(shim.StateFile, shim.RAMFile), shim.ScratchFile) {
 		if err := os.Rename(filepath.Join(from, f), filepath.Join(tmp, f)); err != nil {
 			return err
 		}

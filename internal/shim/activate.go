@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/rand"
 	"fmt"
-	"os"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -54,15 +53,6 @@ func (s *shim) claim(req ActivateRequest) error {
 
 func (s *shim) applyActivation(ctx context.Context, req ActivateRequest, t *trace) (guestapi.Activated, error) {
 	var activated guestapi.Activated
-	scratch, err := os.OpenFile(req.Scratch, os.O_RDWR, 0)
-	if err != nil {
-		return activated, err
-	}
-	defer scratch.Close()
-	if err := s.machine.SetScratch(ctx, scratch); err != nil {
-		return activated, fmt.Errorf("scratch disk: %w", err)
-	}
-	t.step("set_scratch")
 	if err := s.machine.Resume(ctx); err != nil {
 		return activated, err
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"path/filepath"
 	"sync"
 	"time"
 
@@ -41,10 +42,13 @@ func (s *shim) startMachine(ctx context.Context, wg *sync.WaitGroup) error {
 	if err := s.startNetwork(ctx, wg, network); err != nil {
 		return err
 	}
-	m, err := s.driver.Start(ctx, machine.Config{
-		Shape: s.spec.Shape, Dir: s.cfg.Dir, Image: machine.ImageDisk{Extents: s.spec.Image},
-		Control: guestControl, Net: guestNet, Boot: s.spec.Boot, Template: s.cfg.Template,
-	})
+	cfg, err := s.machineConfig(guestNet)
+	if err != nil {
+		return err
+	}
+	defer cfg.Scratch.Close()
+	cfg.Control, cfg.Template = guestControl, s.cfg.Template
+	m, err := s.driver.Start(ctx, cfg)
 	if err != nil {
 		return err
 	}
@@ -63,6 +67,17 @@ func (s *shim) startMachine(ctx context.Context, wg *sync.WaitGroup) error {
 		return s.connect(ctx, bootTimeout)
 	}
 	return nil
+}
+
+// machineConfig is what every machine of this shim has. The caller closes the
+// writable disk.
+func (s *shim) machineConfig(net *os.File) (machine.Config, error) {
+	scratch, err := os.OpenFile(filepath.Join(s.cfg.Dir, ScratchFile), os.O_RDWR, 0)
+	if err != nil {
+		return machine.Config{}, err
+	}
+	return machine.Config{Shape: s.spec.Shape, Dir: s.cfg.Dir, Image: machine.ImageDisk{Extents: s.spec.Image},
+		Scratch: scratch, Net: net, Boot: s.spec.Boot}, nil
 }
 
 func (s *shim) setMachine(m machine.Machine) error {

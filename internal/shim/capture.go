@@ -2,6 +2,7 @@ package shim
 
 import (
 	"context"
+	"crypto/rand"
 	"fmt"
 	"net"
 	"path/filepath"
@@ -24,10 +25,12 @@ func (s *shim) capture(ctx context.Context) error {
 	}
 	defer network.Close() // nothing answers; the guest sends nothing by itself
 	defer guestNet.Close()
-	m, err := s.driver.Start(ctx, machine.Config{
-		Shape: s.spec.Shape, Dir: s.cfg.Dir, Image: machine.ImageDisk{Extents: s.spec.Image},
-		Net: guestNet, Boot: s.spec.Boot,
-	})
+	cfg, err := s.machineConfig(guestNet)
+	if err != nil {
+		return err
+	}
+	defer cfg.Scratch.Close()
+	m, err := s.driver.Start(ctx, cfg)
 	if err != nil {
 		return fmt.Errorf("start machine: %w", err)
 	}
@@ -52,10 +55,18 @@ func (s *shim) quiesce(ctx context.Context, m machine.Machine) error {
 	if err != nil {
 		return err
 	}
-	err = link.Control(ctx, guestapi.PathQuiesce, nil, nil)
+	// What is prepared now no clone has to do: the root on the writable disk,
+	// which each of them gets a copy of. The entropy is only for the time
+	// until an activation brings its own.
+	entropy := make([]byte, 64)
+	rand.Read(entropy)
+	err = link.Control(ctx, guestapi.PathPrepare, guestapi.Preparation{Time: time.Now(), Entropy: entropy}, nil)
+	if err == nil {
+		err = link.Control(ctx, guestapi.PathQuiesce, nil, nil)
+	}
 	link.Close()
 	if err != nil {
-		return fmt.Errorf("quiesce agent: %w", err)
+		return fmt.Errorf("prepare agent for the capture: %w", err)
 	}
 	select {
 	case <-time.After(settle):

@@ -12,7 +12,8 @@ import (
 // that is newer than a shim it re-adopts reads older versions.
 const SpecVersion = 1
 
-// Spec is what a shim is started with, the file spec.json of its directory.
+// Spec is what a shim is started with, the file spec.json of its directory. The
+// writable disk, ScratchFile, is there before the shim starts.
 type Spec struct {
 	Version   int              `json:"version"`
 	MachineID skerry.MachineID `json:"machine_id"`
@@ -26,8 +27,9 @@ type Spec struct {
 	// Boot is set for a cold boot; without it the template's RAM and device
 	// state are inherited as descriptors.
 	Boot *machine.Boot `json:"boot,omitempty"`
-	// Capture makes the shim boot, save a template into its directory (files
-	// "ram" and "state") and exit.
+	// Capture makes the shim boot, prepare the root on the writable disk, save
+	// a template into its directory (RAMFile, StateFile and what belongs to
+	// them; ScratchFile is then the disk that goes with them) and exit.
 	Capture bool `json:"capture,omitempty"`
 	// Warm makes the shim run a restored machine up to the agent's first
 	// answer and hold it there: a member of the ready pool.
@@ -80,9 +82,7 @@ type Status struct {
 
 // ActivateRequest makes a ready machine a sandbox.
 type ActivateRequest struct {
-	SandboxID skerry.SandboxID `json:"sandbox_id"`
-	// Scratch is the path of the writable disk.
-	Scratch    string              `json:"scratch"`
+	SandboxID  skerry.SandboxID    `json:"sandbox_id"`
 	Activation guestapi.Activation `json:"activation"`
 }
 

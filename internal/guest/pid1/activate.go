@@ -53,7 +53,9 @@ func (s *System) Prepare(ctx context.Context, p guestapi.Preparation) error {
 func (s *System) Activate(ctx context.Context, a guestapi.Activation) (map[string]int64, error) {
 	steps := s.prepareSteps(ctx, a.Time, a.Entropy, a.ScratchSectors)
 	if s.prepared {
-		steps = steps[:2] // time has passed
+		// Time has passed, and the disk may be a larger copy of the one the
+		// root was made on.
+		steps = append(steps[:2], step{"grow", func() error { return s.growScratch(ctx, a.ScratchSectors) }})
 	}
 	return runSteps(append(steps,
 		step{"hostname", func() error { return unix.Sethostname([]byte(a.Hostname)) }},

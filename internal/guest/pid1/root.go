@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -17,20 +18,13 @@ const (
 	scratchDir    = "/s"
 	newRoot       = "/n"
 	dockerDir     = "var/lib/docker"
+	scratchBlock  = 4096 // bytes, as the host makes the file system
 )
 
 // mountScratch mounts the sandbox's writable disk.
 func (s *System) mountScratch(ctx context.Context, sectors int64) error {
 	if sectors > 0 {
-		err := waitFor(ctx, "size of the writable disk", func() (bool, error) {
-			text, err := os.ReadFile("/sys/class/block/vdb/size")
-			if err != nil {
-				return false, err
-			}
-			have, err := strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64)
-			return have == sectors, err
-		})
-		if err != nil {
+		if err := waitScratchSize(ctx, sectors); err != nil {
 			return err
 		}
 	}
@@ -43,6 +37,42 @@ func (s *System) mountScratch(ctx context.Context, sectors int64) error {
 		return err
 	}
 	s.scratchMounted = true
+	s.scratchSectors, err = scratchSectors()
+	return err
+}
+
+// waitScratchSize waits until the kernel has seen the writable disk's size.
+func waitScratchSize(ctx context.Context, sectors int64) error {
+	return waitFor(ctx, "size of the writable disk", func() (bool, error) {
+		have, err := scratchSectors()
+		return have == sectors, err
+	})
+}
+
+func scratchSectors() (int64, error) {
+	text, err := os.ReadFile("/sys/class/block/vdb/size")
+	if err != nil {
+		return 0, err
+	}
+	return strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64)
+}
+
+// growScratch makes the file system fill a disk that has become larger. The
+// usual disk has the size it was captured with, and then this is one comparison
+// with what the agent has in memory.
+func (s *System) growScratch(ctx context.Context, sectors int64) error {
+	if sectors == 0 || sectors == s.scratchSectors {
+		return nil
+	}
+	if err := waitScratchSize(ctx, sectors); err != nil {
+		return err
+	}
+	const resizeFS = 0x40086610 // EXT4_IOC_RESIZE_FS, fs/ext4/ext4.h
+	blocks := uint64(sectors) * 512 / scratchBlock
+	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(s.scratchFD), resizeFS, uintptr(unsafe.Pointer(&blocks))); errno != 0 {
+		return fmt.Errorf("resize to %d blocks: %w", blocks, errno)
+	}
+	s.scratchSectors = sectors
 	return nil
 }
 

@@ -29,7 +29,8 @@ type System struct {
 	prepared bool // the root is switched
 	// scratchMounted is set by Activate; Stats and Shutdown are then useful.
 	scratchMounted bool
-	scratchFD      int // its root directory
+	scratchFD      int   // its root directory
+	scratchSectors int64 // its size of 512-byte sectors, as mounted
 }
 
 // Boot runs the steps of the anonymous state in order.

@@ -45,7 +45,8 @@ func Guest(t testing.TB) machine.Boot {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return machine.Boot{KernelPath: kernel, InitrdPath: initrd}
+	return machine.Boot{KernelPath: kernel, InitrdPath: initrd,
+		Args: "console=ttyS0 panic=-1 memhp_default_state=online_movable swiotlb=noforce mitigations=off"}
 }
 
 // ReadyMarker is what the guest writes to its console when it is up.

@@ -192,21 +192,3 @@ func vmdk(extents []machine.Extent) string {
 	}
 	return b.String()
 }
-
-// kernelArgs is the kernel command line of a cold boot.
-//
-//   - memhp_default_state: plugged memory is used at once, and only for what
-//     can be moved, so that it can be unplugged.
-//   - swiotlb: no device here needs bounce buffers, which take 64 MiB as soon as
-//     the machine could have more than 4 GiB.
-//   - panic, with -no-reboot: a panic ends QEMU.
-func kernelArgs(accel, extra string) string {
-	args := "console=ttyS0 panic=-1 memhp_default_state=online_movable swiotlb=noforce"
-	if accel == "tcg" {
-		// Guest kernel and guest programs run as translated code in one
-		// address space of the host, so page table isolation and
-		// retpolines cost much here and separate nothing.
-		args += " mitigations=off"
-	}
-	return strings.TrimSpace(args + " " + extra)
-}

@@ -22,7 +22,7 @@ func TestArgv(t *testing.T) {
 
 	capture := base
 	capture.listen, capture.kernelFD, capture.initrdFD = true, 7, 8
-	capture.kernelArgs = kernelArgs("tcg", "quiet")
+	capture.kernelArgs = "console=ttyS0 quiet"
 
 	restore := base
 	restore.restore, restore.netFD, restore.scratchFD = true, 7, 8
@@ -51,19 +51,6 @@ func TestArgv(t *testing.T) {
 	}
 	if diff := cmp.Diff(string(want), string(txtar.Format(got))); diff != "" {
 		t.Errorf("command line changed, which makes all templates anew (-want +got); if that is meant, run with -update:\n%s", diff)
-	}
-}
-
-func TestKernelArgs(t *testing.T) {
-	const common = "console=ttyS0 panic=-1 memhp_default_state=online_movable swiotlb=noforce"
-	for _, c := range []struct{ accel, extra, want string }{
-		{"kvm", "", common},
-		{"kvm", "quiet", common + " quiet"},
-		{"tcg", "quiet", common + " mitigations=off quiet"},
-	} {
-		if got := kernelArgs(c.accel, c.extra); got != c.want {
-			t.Errorf("%s %q: got %q, want %q", c.accel, c.extra, got, c.want)
-		}
 	}
 }
 

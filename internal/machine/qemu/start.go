@@ -232,7 +232,7 @@ func (d *Driver) openStart(l *layout, fds *descriptors, cfg machine.Config) erro
 		}
 		*k.fd = fds.give(f)
 	}
-	l.kernelArgs = kernelArgs(l.accel, cfg.Boot.Args)
+	l.kernelArgs = cfg.Boot.Args
 	return nil
 }
 
