@@ -119,7 +119,7 @@ func New(cfg Config) *Control {
 func (c *Control) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	if err := c.recover(ctx); err != nil {
+	if err := c.recover(ctx); err != nil && ctx.Err() == nil {
 		return fmt.Errorf("pick up earlier state: %w", err)
 	}
 	group, ctx := errgroup.WithContext(ctx)

@@ -18,6 +18,8 @@ const (
 	// maxConfigBytes bounds an image's configuration, which goes into every
 	// create job.
 	maxConfigBytes = 256 << 10
+	// maxCommandBytes bounds the order to make an image.
+	maxCommandBytes = 64 << 10
 )
 
 // PullImage registers an image of a registry; a runner fetches it. Errors:
@@ -101,6 +103,9 @@ func (c *Control) addImage(ctx context.Context, name, source string, cmd bus.Com
 		cmd.ImageID = image.ID
 		if image.Command, err = json.Marshal(cmd); err != nil {
 			return fmt.Errorf("encode command: %w", err)
+		}
+		if len(image.Command) > maxCommandBytes {
+			return skerry.Errorf(skerry.CodeTooLarge, "the request is %d bytes, at most %d are allowed", len(image.Command), maxCommandBytes)
 		}
 		if err := t.InsertImage(ctx, image); err != nil {
 			return err

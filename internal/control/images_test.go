@@ -68,6 +68,8 @@ func TestImageNames(t *testing.T) {
 	}
 	_, err := w.ImportImage(t.Context(), skerry.ImportRequest{Path: "/x"})
 	wantCode(t, "import without a name", err, skerry.CodeInvalid)
+	_, err = w.PullImage(t.Context(), skerry.PullRequest{Reference: "large", Auth: &skerry.RegistryAuth{Password: strings.Repeat("x", maxCommandBytes)}})
+	wantCode(t, "too large", err, skerry.CodeTooLarge)
 	_, err = w.PullImage(t.Context(), skerry.PullRequest{Reference: "other", Name: "debian"})
 	wantCode(t, "a name in use", err, skerry.CodeConflict)
 

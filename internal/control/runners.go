@@ -220,6 +220,10 @@ func (c *Control) report(ctx context.Context, r bus.RunnerReport) error {
 
 // reportedMachine returns true when the machine is the one its sandbox has.
 func (c *Control) reportedMachine(ctx context.Context, t *txn, r bus.RunnerReport, m bus.MachineReport) (mine bool, err error) {
+	if !m.SandboxID.Valid() || !m.MachineID.Valid() {
+		c.logger.Error("ignore malformed machine in a report", "runner_id", r.Runner.ID, "machine_id", m.MachineID)
+		return false, nil
+	}
 	s, err := t.Sandbox(ctx, m.SandboxID)
 	if err != nil && !errors.Is(err, store.ErrNotFound) {
 		return false, err

@@ -181,6 +181,9 @@ func (s *Store) update(ctx context.Context, synchronous string, fn func(store.Tx
 		return err
 	}
 	if err := tx.Commit(); err != nil {
+		if errors.Is(err, sql.ErrTxDone) && ctx.Err() != nil {
+			err = ctx.Err() // which had the transaction rolled back
+		}
 		return fmt.Errorf("commit: %w", err)
 	}
 	return nil
