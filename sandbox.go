@@ -189,5 +189,6 @@ func ResolveWait(seconds *int) (time.Duration, error) {
 	if *seconds < 0 {
 		return 0, Invalid("wait_seconds", "min", "0", "must not be negative, is %d", *seconds)
 	}
-	return min(time.Duration(*seconds)*time.Second, MaxServerWait), nil
+	// Bounded before it is multiplied, which could overflow.
+	return time.Duration(min(*seconds, int(MaxServerWait/time.Second))) * time.Second, nil
 }

@@ -217,7 +217,15 @@ func onTerminal(cmd *exec.Cmd, size *skerry.Terminal, out io.Writer) (start, wai
 		<-copied
 		return err
 	}
-	return start, wait, master
+	return start, wait, terminalInput{master}
+}
+
+// terminalInput ends as a terminal does, with Ctrl-D.
+type terminalInput struct{ io.Writer }
+
+func (t terminalInput) Close() error {
+	_, err := t.Write([]byte{4})
+	return err
 }
 
 // takeInput passes on what the client sends.

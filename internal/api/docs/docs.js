@@ -82,7 +82,7 @@ const section = (spec, path, method, operation) => {
 const render = (spec) => {
   document.getElementById("title").textContent = `${spec.info.title} ${spec.info.version}`;
   document.getElementById("summary").replaceChildren(spec.info.description ?? "", " The document: ", el("a", { href: "/v2/openapi.json" }, "/v2/openapi.json"));
-  const groups = new Map();
+  const groups = new Map((spec.tags ?? []).map((tag) => [tag.name, []]));
   for (const [path, item] of Object.entries(spec.paths)) {
     for (const [method, operation] of Object.entries(item)) {
       const tag = operation.tags?.[0] ?? "Other";

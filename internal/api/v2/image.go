@@ -7,7 +7,6 @@ import (
 	"net/http"
 	"os"
 	"reflect"
-	"slices"
 	"syscall"
 
 	"github.com/danielgtaylor/huma/v2"
@@ -151,7 +150,7 @@ func (s *server) listImages(ctx context.Context, _ *struct{}) (*struct{ Body ima
 	if err != nil {
 		return nil, err
 	}
-	return &struct{ Body imageList }{imageList{Items: slices.Concat([]skerry.Image{}, images)}}, nil
+	return &struct{ Body imageList }{imageList{Items: append([]skerry.Image{}, images...)}}, nil
 }
 
 func (s *server) getImage(ctx context.Context, in *imageWaitInput) (*imageOutput, error) {

@@ -3,7 +3,6 @@ package v2
 import (
 	"context"
 	"net/http"
-	"slices"
 
 	"github.com/danielgtaylor/huma/v2"
 
@@ -29,7 +28,7 @@ func (s *server) registerRunners() {
 		if err != nil {
 			return nil, err
 		}
-		return &struct{ Body runnerList }{runnerList{Items: slices.Concat([]skerry.Runner{}, runners)}}, nil
+		return &struct{ Body runnerList }{runnerList{Items: append([]skerry.Runner{}, runners...)}}, nil
 	})
 	register(s, huma.Operation{
 		OperationID: "get-version", Method: http.MethodGet, Path: "/v2/version", Tags: []string{"Server"},
