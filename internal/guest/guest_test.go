@@ -382,7 +382,7 @@ func TestOddImage(t *testing.T) {
 	top := layer(t, map[string]string{"shadowed": "upper", "etc/extra": "text"})
 	vm := guesttest.Boot(t, guesttest.Options{Agent: programs().agent, Layers: []string{base, top}})
 	a := vm.Activation()
-	if err := vm.Control(t.Context(), guestapi.PathPrepare, guestapi.Preparation{Entropy: a.Entropy, Time: a.Time, ScratchSectors: a.ScratchSectors}, nil); err != nil {
+	if err := vm.Control(t.Context(), guestapi.PathPrepare, guestapi.Preparation{Entropy: a.Entropy, Time: a.Time, ScratchSectors: a.ScratchSectors, MemoryMiB: a.MemoryMiB}, nil); err != nil {
 		t.Fatal(err)
 	}
 	vm.Activate(a)

@@ -41,6 +41,7 @@ const (
 const (
 	PathHello    = "/hello"    // nothing -> Hello
 	PathPrepare  = "/prepare"  // Preparation -> nothing; optional, before activate
+	PathRehearse = "/rehearse" // nothing -> nothing; after prepare: runs a program that does nothing, to have all in place
 	PathActivate = "/activate" // Activation -> Activated
 	PathQuiesce  = "/quiesce"  // nothing -> nothing; frees memory; the host then closes the link and captures
 	PathTune     = "/tune"     // Tuning -> nothing; after memory was plugged
@@ -65,6 +66,8 @@ type Preparation struct {
 	Time           time.Time `json:"time"`
 	Entropy        []byte    `json:"entropy"`
 	ScratchSectors int64     `json:"scratch_sectors,omitempty"`
+	// MemoryMiB is the machine's size without plugged memory.
+	MemoryMiB int64 `json:"memory_mib"`
 }
 
 // Activation turns a booted or restored, anonymous machine into one sandbox.

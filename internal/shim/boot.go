@@ -126,8 +126,8 @@ func (s *shim) connect(ctx context.Context, timeout time.Duration) error {
 	return nil
 }
 
-// warm runs a restored machine until its agent has answered, so that the
-// emulator has translated the code a create needs, and pauses it.
+// warm runs a restored machine through a rehearsal, so that the emulator has
+// translated the code that a create and the first command need, and pauses it.
 func (s *shim) warm(ctx context.Context) error {
 	if err := s.machine.Resume(ctx); err != nil {
 		return err
@@ -135,9 +135,8 @@ func (s *shim) warm(ctx context.Context) error {
 	if err := s.connect(ctx, linkTimeout); err != nil {
 		return err
 	}
-	var hello guestapi.Hello
-	if err := s.link.Control(ctx, guestapi.PathHello, nil, &hello); err != nil {
-		return fmt.Errorf("hello: %w", err)
+	if err := s.link.Control(ctx, guestapi.PathRehearse, nil, nil); err != nil {
+		return err
 	}
 	return s.machine.Pause(ctx)
 }

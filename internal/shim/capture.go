@@ -60,7 +60,10 @@ func (s *shim) quiesce(ctx context.Context, m machine.Machine) error {
 	// until an activation brings its own.
 	entropy := make([]byte, 64)
 	rand.Read(entropy)
-	err = link.Control(ctx, guestapi.PathPrepare, guestapi.Preparation{Time: time.Now(), Entropy: entropy}, nil)
+	err = link.Control(ctx, guestapi.PathPrepare, guestapi.Preparation{Time: time.Now(), Entropy: entropy, MemoryMiB: s.spec.Shape.BaseMiB}, nil)
+	if err == nil {
+		err = link.Control(ctx, guestapi.PathRehearse, nil, nil)
+	}
 	if err == nil {
 		err = link.Control(ctx, guestapi.PathQuiesce, nil, nil)
 	}

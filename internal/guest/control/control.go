@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"os"
 	"sync"
 	"time"
 
@@ -30,6 +31,8 @@ type Toolbox interface {
 	http.Handler
 	// Activate resolves the user; no request is served before.
 	Activate(a guestapi.Activation) (user, home string, err error)
+	// Rehearse runs argv as a request would and leaves no trace.
+	Rehearse(ctx context.Context, argv []string) error
 	Running() int
 	Close(ctx context.Context, grace time.Duration) error
 }
@@ -104,6 +107,8 @@ func (a *Agent) control(ctx context.Context, path string, body json.RawMessage) 
 		return a.sayHello(), nil
 	case guestapi.PathPrepare:
 		return with(body, func(in guestapi.Preparation) (any, error) { return nil, a.prepare(ctx, in) })
+	case guestapi.PathRehearse:
+		return nil, a.rehearse(ctx)
 	case guestapi.PathActivate:
 		return with(body, func(in guestapi.Activation) (any, error) { return a.activate(ctx, in) })
 	case guestapi.PathQuiesce:
@@ -151,6 +156,28 @@ func (a *Agent) prepare(ctx context.Context, in guestapi.Preparation) error {
 	a.state = prepared
 	return nil
 }
+
+// rehearse lets the first process of a sandbox find everything in place. It
+// runs a program of the image if there is one that does nothing, so that its
+// loader and C library are in memory too, and else the agent itself.
+func (a *Agent) rehearse(ctx context.Context) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.state != prepared {
+		return skerry.Errorf(skerry.CodeConflict, "machine is %s", a.state)
+	}
+	argv := []string{"/proc/1/exe", RehearsalArg}
+	if info, err := os.Stat("/bin/true"); err == nil && info.Mode().IsRegular() {
+		argv = []string{"/bin/true"}
+	}
+	if err := a.toolbox.Rehearse(ctx, argv); err != nil {
+		return fmt.Errorf("rehearse: %w", err)
+	}
+	return nil
+}
+
+// RehearsalArg is the argument with which the agent's program does nothing.
+const RehearsalArg = "rehearsal"
 
 func (a *Agent) activate(ctx context.Context, in guestapi.Activation) (any, error) {
 	a.mu.Lock()

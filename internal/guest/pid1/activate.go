@@ -37,13 +37,15 @@ func (s *System) prepareSteps(ctx context.Context, t time.Time, entropy []byte, 
 		{"scratch", func() error { return s.mountScratch(ctx, sectors) }},
 		{"root", s.mountRoot},
 		{"switch_root", s.switchRoot},
+		{"names", func() error { return bindIdentity(s.identity, s.identityFiles(guestapi.Activation{})) }},
 	}
 }
 
 // Prepare does what needs only the writable disk. It is part of Activate if it
 // was not called before.
 func (s *System) Prepare(ctx context.Context, p guestapi.Preparation) error {
-	_, err := runSteps(s.prepareSteps(ctx, p.Time, p.Entropy, p.ScratchSectors))
+	steps := s.prepareSteps(ctx, p.Time, p.Entropy, p.ScratchSectors)
+	_, err := runSteps(append(steps, step{"limits", func() error { return s.groups.setMemory(p.MemoryMiB) }}))
 	s.prepared = err == nil
 	return err
 }
@@ -66,7 +68,7 @@ func (s *System) Activate(ctx context.Context, a guestapi.Activation) (map[strin
 			return setMAC(a.MAC)
 		}},
 		step{"limits", func() error { return s.groups.setMemory(a.MemoryMiB) }},
-		step{"identity", func() error { return bindIdentity(s.identity, s.identityFiles(a)) }},
+		step{"identity", func() error { return writeIdentity(s.identity, s.identityFiles(a)) }},
 	))
 }
 

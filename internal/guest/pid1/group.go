@@ -28,7 +28,10 @@ const (
 
 // groups keeps the limits' directory open: its path is gone after the switch
 // to the sandbox's root.
-type groups struct{ user *os.Root }
+type groups struct {
+	user      *os.Root
+	memoryMiB int64 // limit of the user's processes
+}
 
 func (s *System) makeGroups(context.Context) error {
 	if err := (mount{"cgroup2", cgroupRoot, "cgroup2", 0, ""}).do(); err != nil {
@@ -116,7 +119,14 @@ func (g *groups) setMemory(memMiB int64) error {
 	if limit <= 0 {
 		return fmt.Errorf("memory of %d MiB is too small", memMiB)
 	}
-	return write(g.user, "memory.max", strconv.FormatInt(limit<<20, 10))
+	if limit == g.memoryMiB {
+		return nil // as it was captured
+	}
+	if err := write(g.user, "memory.max", strconv.FormatInt(limit<<20, 10)); err != nil {
+		return err
+	}
+	g.memoryMiB = limit
+	return nil
 }
 
 // limitProcesses keeps a quarter of the kernel's threads out of reach of fork

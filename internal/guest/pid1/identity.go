@@ -44,14 +44,14 @@ func addressOf(prefix string) string {
 }
 
 // bindIdentity runs after the switch to the sandbox's root, where symlinks of
-// the image cannot lead out of it. dir is the identity file system.
+// the image cannot lead out of it. dir is the identity file system. Writing the
+// files later changes what is bound.
 func bindIdentity(dir *os.Root, files map[string]string) error {
-	for target, content := range files {
-		name := filepath.Base(target)
-		if err := dir.WriteFile(name, []byte(content), 0o644); err != nil {
-			return err
-		}
-		f, err := dir.Open(name)
+	if err := writeIdentity(dir, files); err != nil {
+		return err
+	}
+	for target := range files {
+		f, err := dir.Open(filepath.Base(target))
 		if err != nil {
 			return err
 		}
@@ -59,6 +59,16 @@ func bindIdentity(dir *os.Root, files map[string]string) error {
 		f.Close()
 		if err != nil {
 			return fmt.Errorf("bind %s: %w", target, err)
+		}
+	}
+	return nil
+}
+
+// writeIdentity writes the files in place: they may be bound already.
+func writeIdentity(dir *os.Root, files map[string]string) error {
+	for target, content := range files {
+		if err := dir.WriteFile(filepath.Base(target), []byte(content), 0o644); err != nil {
+			return err
 		}
 	}
 	return nil

@@ -88,3 +88,6 @@ func (p *probe) run(req run.Request) (run.Result, error) {
 		OOMKilled: status.OOMKilled, Empty: child.Empty(),
 	}, err
 }
+
+// Rehearse does nothing: the probe has no processes to get ready for.
+func (p *probe) Rehearse(context.Context, []string) error { return nil }
