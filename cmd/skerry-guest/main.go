@@ -22,15 +22,24 @@ func main() {
 }
 
 func newToolbox(spawner toolbox.Spawner, log *slog.Logger) control.Toolbox {
-	return adapter{toolbox.New(toolbox.Config{Spawner: spawner, Logger: log, Version: build})}
+	return newAdapter(toolbox.Config{Spawner: spawner, Logger: log, Version: build})
 }
 
 // adapter speaks to the toolbox in its own words.
-type adapter struct{ *toolbox.Server }
+type adapter struct {
+	*toolbox.Server
+	config toolbox.Config
+}
 
+func newAdapter(c toolbox.Config) adapter { return adapter{toolbox.New(c), c} }
+
+// Activate implements control.Toolbox.
 func (t adapter) Activate(a guestapi.Activation) (user, home string, err error) {
 	got, err := t.Server.Activate(toolbox.Defaults{
 		User: a.User, WorkingDir: a.WorkingDir, ImageEnv: a.ImageEnv, Env: a.Env,
 	})
 	return got.User, got.Home, err
 }
+
+// Stage implements control.Toolbox.
+func (t adapter) Stage() control.Toolbox { return newAdapter(t.config) }

@@ -34,14 +34,16 @@ const PortName = "org.skerry.agent"
 const (
 	StreamControl byte = 'C' // one frame each way: the Path… constants below; host only
 	StreamToolbox byte = 'T' // HTTP/1.1: the toolbox API
-	StreamDial    byte = 'D' // a frame DialRequest, answered by a frame DialReply, then raw bytes
+	// StreamRehearsal is StreamToolbox for the time of a rehearsal.
+	StreamRehearsal byte = 'R'
+	StreamDial      byte = 'D' // a frame DialRequest, answered by a frame DialReply, then raw bytes
 )
 
 // Paths of the control API, with request and reply.
 const (
 	PathHello    = "/hello"    // nothing -> Hello
 	PathPrepare  = "/prepare"  // Preparation -> nothing; optional, before activate
-	PathRehearse = "/rehearse" // nothing -> nothing; after prepare: runs a program that does nothing, to have all in place
+	PathRehearse = "/rehearse" // Activation -> Rehearsal; after prepare, until quiesce: an activation that does not count
 	PathActivate = "/activate" // Activation -> Activated
 	PathQuiesce  = "/quiesce"  // nothing -> nothing; frees memory; the host then closes the link and captures
 	PathTune     = "/tune"     // Tuning -> nothing; after memory was plugged
@@ -94,6 +96,11 @@ type Activation struct {
 	// not 0, the agent waits until the kernel has seen it: the host exchanges
 	// a template's placeholder disk just before.
 	ScratchSectors int64 `json:"scratch_sectors,omitempty"`
+}
+
+// Rehearsal tells the host what to run over a StreamRehearsal.
+type Rehearsal struct {
+	Argv []string `json:"argv"`
 }
 
 // Activated is the agent's answer.

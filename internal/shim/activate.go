@@ -2,7 +2,6 @@ package shim
 
 import (
 	"context"
-	"crypto/rand"
 	"fmt"
 	"time"
 
@@ -65,9 +64,7 @@ func (s *shim) applyActivation(ctx context.Context, req ActivateRequest, t *trac
 	}
 	t.step("connect")
 	a := req.Activation
-	a.Entropy = make([]byte, 64)
-	rand.Read(a.Entropy)
-	a.Time = time.Now()
+	a.Entropy, a.Time = entropy(), time.Now()
 	if err := s.link.Control(ctx, guestapi.PathActivate, a, &activated); err != nil {
 		return activated, fmt.Errorf("guest agent: %w", err)
 	}

@@ -135,7 +135,7 @@ func (s *shim) warm(ctx context.Context) error {
 	if err := s.connect(ctx, linkTimeout); err != nil {
 		return err
 	}
-	if err := s.link.Control(ctx, guestapi.PathRehearse, nil, nil); err != nil {
+	if err := rehearse(ctx, s.link, s.spec.Shape.BaseMiB); err != nil {
 		return err
 	}
 	return s.machine.Pause(ctx)

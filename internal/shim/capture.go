@@ -2,7 +2,6 @@ package shim
 
 import (
 	"context"
-	"crypto/rand"
 	"fmt"
 	"net"
 	"path/filepath"
@@ -55,22 +54,18 @@ func (s *shim) quiesce(ctx context.Context, m machine.Machine) error {
 	if err != nil {
 		return err
 	}
+	defer link.Close()
 	// What is prepared now no clone has to do: the root on the writable disk,
 	// which each of them gets a copy of. The entropy is only for the time
 	// until an activation brings its own.
-	entropy := make([]byte, 64)
-	rand.Read(entropy)
-	err = link.Control(ctx, guestapi.PathPrepare, guestapi.Preparation{Time: time.Now(), Entropy: entropy, MemoryMiB: s.spec.Shape.BaseMiB}, nil)
-	if err == nil {
-		err = link.Control(ctx, guestapi.PathRehearse, nil, nil)
+	memMiB := s.spec.Shape.BaseMiB
+	if err := link.Control(ctx, guestapi.PathPrepare, guestapi.Preparation{Time: time.Now(), Entropy: entropy(), MemoryMiB: memMiB}, nil); err != nil {
+		return fmt.Errorf("prepare agent: %w", err)
 	}
-	if err == nil {
-		err = link.Control(ctx, guestapi.PathQuiesce, nil, nil)
+	if err := rehearse(ctx, link, memMiB); err != nil {
+		return err
 	}
 	link.Close()
-	if err != nil {
-		return fmt.Errorf("prepare agent for the capture: %w", err)
-	}
 	select {
 	case <-time.After(settle):
 		return nil

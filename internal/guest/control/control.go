@@ -8,7 +8,6 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
-	"os"
 	"sync"
 	"time"
 
@@ -31,8 +30,8 @@ type Toolbox interface {
 	http.Handler
 	// Activate resolves the user; no request is served before.
 	Activate(a guestapi.Activation) (user, home string, err error)
-	// Rehearse runs argv as a request would and leaves no trace.
-	Rehearse(ctx context.Context, argv []string) error
+	// Stage returns another one that is not activated, for a rehearsal.
+	Stage() Toolbox
 	Running() int
 	Close(ctx context.Context, grace time.Duration) error
 }
@@ -47,6 +46,7 @@ type Agent struct {
 
 	mu    sync.Mutex // held during an activation or shutdown
 	state state      // guarded by mu
+	stage *stage     // of a rehearsal, or nil; guarded by mu
 }
 
 type state string
@@ -90,6 +90,8 @@ func (a *Agent) Handle(ctx context.Context, kind byte, stream net.Conn) {
 		err = guestapi.ServeControl(ctx, stream, a.control)
 	case guestapi.StreamToolbox:
 		a.http.serve(stream)
+	case guestapi.StreamRehearsal:
+		a.serveRehearsal(stream)
 	case guestapi.StreamDial:
 		err = guestapi.ServeDial(ctx, stream)
 	default:
@@ -108,12 +110,11 @@ func (a *Agent) control(ctx context.Context, path string, body json.RawMessage) 
 	case guestapi.PathPrepare:
 		return with(body, func(in guestapi.Preparation) (any, error) { return nil, a.prepare(ctx, in) })
 	case guestapi.PathRehearse:
-		return nil, a.rehearse(ctx)
+		return with(body, func(in guestapi.Activation) (any, error) { return a.rehearse(ctx, in) })
 	case guestapi.PathActivate:
 		return with(body, func(in guestapi.Activation) (any, error) { return a.activate(ctx, in) })
 	case guestapi.PathQuiesce:
-		a.system.Quiesce()
-		return nil, nil
+		return nil, a.quiesce(ctx)
 	case guestapi.PathTune:
 		return with(body, func(in guestapi.Tuning) (any, error) { return nil, a.tune(in) })
 	case guestapi.PathShutdown:
@@ -156,28 +157,6 @@ func (a *Agent) prepare(ctx context.Context, in guestapi.Preparation) error {
 	a.state = prepared
 	return nil
 }
-
-// rehearse lets the first process of a sandbox find everything in place. It
-// runs a program of the image if there is one that does nothing, so that its
-// loader and C library are in memory too, and else the agent itself.
-func (a *Agent) rehearse(ctx context.Context) error {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.state != prepared {
-		return skerry.Errorf(skerry.CodeConflict, "machine is %s", a.state)
-	}
-	argv := []string{"/proc/1/exe", RehearsalArg}
-	if info, err := os.Stat("/bin/true"); err == nil && info.Mode().IsRegular() {
-		argv = []string{"/bin/true"}
-	}
-	if err := a.toolbox.Rehearse(ctx, argv); err != nil {
-		return fmt.Errorf("rehearse: %w", err)
-	}
-	return nil
-}
-
-// RehearsalArg is the argument with which the agent's program does nothing.
-const RehearsalArg = "rehearsal"
 
 func (a *Agent) activate(ctx context.Context, in guestapi.Activation) (any, error) {
 	a.mu.Lock()

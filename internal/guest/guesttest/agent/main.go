@@ -89,5 +89,5 @@ func (p *probe) run(req run.Request) (run.Result, error) {
 	}, err
 }
 
-// Rehearse does nothing: the probe has no processes to get ready for.
-func (p *probe) Rehearse(context.Context, []string) error { return nil }
+// Stage implements control.Toolbox.
+func (p *probe) Stage() control.Toolbox { return p }
