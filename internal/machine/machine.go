@@ -83,6 +83,9 @@ type Boot struct {
 type Template struct {
 	RAM   *os.File
 	State *os.File
+	// ScratchBytes is the size of the writable disk it was captured with.
+	// A machine that starts with a disk of another size is told so.
+	ScratchBytes int64
 }
 
 // Driver starts machines.

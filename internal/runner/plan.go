@@ -59,7 +59,7 @@ func (r *Runner) spec(id skerry.MachineID, p plan) shim.Spec {
 		driver.UID = machineUID(id)
 		driver.GID = driver.UID
 	}
-	return shim.Spec{MachineID: id, ImageDigest: p.img.digest, Shape: p.shape, Image: p.img.extents,
+	return shim.Spec{MachineID: id, ImageDigest: p.img.digest, Shape: p.shape, Image: p.img.extents, TemplateScratchMiB: p.scratchMiB,
 		Driver: driver, Network: r.cfg.Network}
 }
 

@@ -47,7 +47,10 @@ func (s *shim) startMachine(ctx context.Context, wg *sync.WaitGroup) error {
 		return err
 	}
 	defer cfg.Scratch.Close()
-	cfg.Control, cfg.Template = guestControl, s.cfg.Template
+	cfg.Control = guestControl
+	if tpl := s.cfg.Template; tpl != nil {
+		cfg.Template = &machine.Template{RAM: tpl.RAM, State: tpl.State, ScratchBytes: s.spec.TemplateScratchMiB << 20}
+	}
 	m, err := s.driver.Start(ctx, cfg)
 	if err != nil {
 		return err

@@ -24,6 +24,10 @@ type Spec struct {
 	Driver      DriverSpec       `json:"driver"`
 	Network     NetworkSpec      `json:"network"`
 
+	// TemplateScratchMiB is the size of the writable disk that the template
+	// was captured with.
+	TemplateScratchMiB int64 `json:"template_scratch_mib,omitempty"`
+
 	// Boot is set for a cold boot; without it the template's RAM and device
 	// state are inherited as descriptors.
 	Boot *machine.Boot `json:"boot,omitempty"`

@@ -19,6 +19,7 @@ import (
 type System interface {
 	Prepare(ctx context.Context, p guestapi.Preparation) error
 	Activate(ctx context.Context, a guestapi.Activation) (stepMicros map[string]int64, err error)
+	SetMAC(mac string) error
 	Quiesce()
 	Tune(memMiB int64) error
 	Shutdown(ctx context.Context, grace time.Duration) error
@@ -47,6 +48,8 @@ type Agent struct {
 	mu    sync.Mutex // held during an activation or shutdown
 	state state      // guarded by mu
 	stage *stage     // of a rehearsal, or nil; guarded by mu
+
+	background sync.WaitGroup // what Close waits for
 }
 
 type state string
@@ -174,6 +177,11 @@ func (a *Agent) activate(ctx context.Context, in guestapi.Activation) (any, erro
 		return nil, fmt.Errorf("activate: %w", err)
 	}
 	a.state = activated
+	a.background.Go(func() {
+		if err := a.system.SetMAC(in.MAC); err != nil {
+			a.log.Error("set hardware address", "err", err)
+		}
+	})
 	return guestapi.Activated{User: user, HomeDir: home, StepMicros: micros}, nil
 }
 
@@ -208,4 +216,7 @@ func (a *Agent) shutdown(ctx context.Context, in guestapi.Shutdown) error {
 }
 
 // Close ends the HTTP server and waits for its goroutines.
-func (a *Agent) Close() error { return a.http.close() }
+func (a *Agent) Close() error {
+	a.background.Wait()
+	return a.http.close()
+}

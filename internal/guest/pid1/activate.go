@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
 	"skerry.dev/skerry/internal/guestapi"
 )
 
@@ -37,7 +38,7 @@ func (s *System) prepareSteps(ctx context.Context, t time.Time, entropy []byte, 
 		{"scratch", func() error { return s.mountScratch(ctx, sectors) }},
 		{"root", s.mountRoot},
 		{"switch_root", s.switchRoot},
-		{"names", func() error { return bindIdentity(s.identity, s.identityFiles(guestapi.Activation{})) }},
+		{"names", func() error { return s.bindIdentity(s.identityFiles(guestapi.Activation{})) }},
 	}
 }
 
@@ -61,15 +62,18 @@ func (s *System) Activate(ctx context.Context, a guestapi.Activation) (map[strin
 	}
 	return runSteps(append(steps,
 		step{"hostname", func() error { return unix.Sethostname([]byte(a.Hostname)) }},
-		step{"mac", func() error {
-			if a.MAC == "" {
-				return nil
-			}
-			return setMAC(a.MAC)
-		}},
 		step{"limits", func() error { return s.groups.setMemory(a.MemoryMiB) }},
-		step{"identity", func() error { return writeIdentity(s.identity, s.identityFiles(a)) }},
+		step{"identity", func() error { return s.writeIdentity(s.identityFiles(a)) }},
 	))
+}
+
+// SetMAC changes the interface's address. It is no part of Activate, because the
+// driver waits for the device, and nobody but the sandbox sees the address.
+func (s *System) SetMAC(mac string) error {
+	if mac == "" {
+		return nil
+	}
+	return setMAC(mac)
 }
 
 // Tune sets the limits for a new size of the machine.

@@ -44,32 +44,39 @@ func addressOf(prefix string) string {
 }
 
 // bindIdentity runs after the switch to the sandbox's root, where symlinks of
-// the image cannot lead out of it. dir is the identity file system. Writing the
-// files later changes what is bound.
-func bindIdentity(dir *os.Root, files map[string]string) error {
-	if err := writeIdentity(dir, files); err != nil {
-		return err
-	}
+// the image cannot lead out of it. It keeps the files open: writing them later
+// changes what is bound.
+func (s *System) bindIdentity(files map[string]string) error {
+	s.identityFile, s.identityText = map[string]*os.File{}, map[string]string{}
 	for target := range files {
-		f, err := dir.Open(filepath.Base(target))
+		f, err := s.identity.OpenFile(filepath.Base(target), os.O_CREATE|os.O_RDWR, 0o644)
 		if err != nil {
 			return err
 		}
-		err = bindFile(f, target)
-		f.Close()
-		if err != nil {
+		s.identityFile[target] = f
+		if err := bindFile(f, target); err != nil {
 			return fmt.Errorf("bind %s: %w", target, err)
 		}
 	}
-	return nil
+	return s.writeIdentity(files)
 }
 
-// writeIdentity writes the files in place: they may be bound already.
-func writeIdentity(dir *os.Root, files map[string]string) error {
+// writeIdentity gives the bound files their content, those that have another.
+func (s *System) writeIdentity(files map[string]string) error {
 	for target, content := range files {
-		if err := dir.WriteFile(filepath.Base(target), []byte(content), 0o644); err != nil {
+		if s.identityText[target] == content {
+			continue
+		}
+		f := s.identityFile[target]
+		if _, err := f.WriteAt([]byte(content), 0); err != nil {
 			return err
 		}
+		if len(content) < len(s.identityText[target]) {
+			if err := f.Truncate(int64(len(content))); err != nil {
+				return err
+			}
+		}
+		s.identityText[target] = content
 	}
 	return nil
 }

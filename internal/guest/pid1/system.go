@@ -26,7 +26,10 @@ type System struct {
 	// identity is the directory identityDir, whose path is gone after the
 	// switch to the sandbox's root.
 	identity *os.Root
-	prepared bool // the root is switched
+	// What is bound over files of the image, by path, and its content.
+	identityFile map[string]*os.File
+	identityText map[string]string
+	prepared     bool // the root is switched
 	// scratchMounted is set by Activate; Stats and Shutdown are then useful.
 	scratchMounted bool
 	scratchFD      int   // its root directory

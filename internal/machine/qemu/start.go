@@ -252,6 +252,11 @@ func (m *instance) begin(ctx context.Context, conn net.Conn, cfg machine.Config)
 	if cfg.Scratch == nil {
 		return nil
 	}
+	// The guest's kernel takes the news for a change of the disk and tells
+	// all who listen, which is work that most clones can do without.
+	if size, err := scratchSize(cfg.Scratch); err != nil || size == cfg.Template.ScratchBytes {
+		return err
+	}
 	return m.announceScratch(ctx, scratchNode, cfg.Scratch)
 }
 
