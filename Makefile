@@ -56,7 +56,7 @@ internal/guestbin/bin/skerry-guest-%.gz: $(shell find cmd/skerry-guest internal/
 
 .PHONY: kernel
 kernel: build ## the guest kernel that the tests boot
-	@test -e $(CACHE)/kernel/kernel.json || $(SKERRY) kernel fetch --dir $(CACHE)/kernel
+	@test -d $(CACHE)/kernel/boot || $(SKERRY) kernel fetch --dir $(CACHE)/kernel
 
 .PHONY: setup
 setup: ## install the Debian packages that run sandboxes

@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"sync"
+	"time"
 
 	"skerry.dev/skerry"
 	"skerry.dev/skerry/internal/disk"
@@ -40,6 +41,10 @@ type software struct {
 
 	mu    sync.Mutex
 	accel *accelResult // guarded by mu; nil before the probe
+
+	checksMu  sync.Mutex
+	checked   []skerry.Check // guarded by checksMu
+	checkedAt time.Time      // guarded by checksMu
 }
 
 type accelResult struct {
@@ -232,8 +237,21 @@ func (s *software) probeKVM(ctx context.Context, g runner.Guest) error {
 	return err
 }
 
+// checksFor is how long the answer of checks is good: it is asked for with
+// every heartbeat.
+const checksFor = time.Minute
+
 // checks implements runner.Config.Checks.
 func (s *software) checks(ctx context.Context) []skerry.Check {
+	s.checksMu.Lock()
+	defer s.checksMu.Unlock()
+	if time.Since(s.checkedAt) > checksFor {
+		s.checked, s.checkedAt = s.check(ctx), time.Now()
+	}
+	return s.checked
+}
+
+func (s *software) check(ctx context.Context) []skerry.Check {
 	return host.Check(ctx, host.Config{DataDir: s.cfg.DataDir, Hypervisor: s.checkHypervisor, Kernel: s.checkKernel,
 		Accel: s.checkAccel, CgroupsEnforced: s.cfg.cgroups.Enforced})
 }

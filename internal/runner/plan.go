@@ -15,6 +15,7 @@ import (
 type plan struct {
 	prep  Prepared
 	img   imageDisk
+	res   skerry.Resources
 	shape machine.Shape
 	// scratchMiB is the size of the disk the template was captured with; a
 	// sandbox has at least that.
@@ -32,7 +33,7 @@ func (r *Runner) plan(ctx context.Context, digest string, res skerry.Resources) 
 	if err != nil {
 		return plan{}, err
 	}
-	p := plan{prep: prep, img: img, shape: shapeFor(res), scratchMiB: scratchClass(res.DiskMiB)}
+	p := plan{prep: prep, img: img, res: res, shape: shapeFor(res), scratchMiB: scratchClass(res.DiskMiB)}
 	p.key = TemplateKey{Image: img.digest, Guest: prep.Guest.Key, Hypervisor: prep.Hypervisor, Shape: p.shape, ScratchMiB: p.scratchMiB}
 	return p, nil
 }

@@ -2,6 +2,9 @@ package runner
 
 import (
 	"context"
+	"encoding/json"
+	"os"
+	"path/filepath"
 	"sync"
 	"time"
 
@@ -76,15 +79,45 @@ func (p *pool) begin() (end func(pl plan, ok bool)) {
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		p.busy--
-		if ok {
+		if ok && (p.want == nil || p.want.key != pl.key) {
 			p.want = &pl
+			if err := p.remember(pl); err != nil {
+				p.r.log.Warn("remember what the ready pool is for", "err", err)
+			}
 		}
 		p.wakeUp()
 	}
 }
 
-// keep asks for machines of a plan before any create did.
-func (p *pool) keep(pl plan) {
+// poolWish is what the pool was filled with last, kept so that a new server
+// begins with that.
+type poolWish struct {
+	Digest    string           `json:"digest"`
+	Resources skerry.Resources `json:"resources"`
+}
+
+func (p *pool) wishPath() string { return filepath.Join(p.r.cfg.Dir, "ready-pool.json") }
+
+func (p *pool) remember(pl plan) error {
+	b, err := json.Marshal(poolWish{pl.img.digest, pl.res})
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(p.wishPath(), b, 0o600)
+}
+
+// recall asks for the machines that were wanted last. What cannot be had any
+// more is forgotten.
+func (p *pool) recall(ctx context.Context) {
+	var wish poolWish
+	b, err := os.ReadFile(p.wishPath())
+	if err != nil || json.Unmarshal(b, &wish) != nil {
+		return
+	}
+	pl, err := p.r.plan(ctx, wish.Digest, wish.Resources)
+	if err != nil {
+		return
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.want == nil {
@@ -106,6 +139,7 @@ func (p *pool) run(ctx context.Context) error {
 		<-ctx.Done()
 		return nil
 	}
+	p.recall(ctx)
 	for {
 		select {
 		case <-ctx.Done():
