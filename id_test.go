@@ -17,7 +17,7 @@ func TestIDs(t *testing.T) {
 			t.Errorf("id %q, want %s and 20 characters", id, prefix)
 		}
 	}
-	if skerry.NewSandboxID() == skerry.NewSandboxID() {
+	if first, second := skerry.NewSandboxID(), skerry.NewSandboxID(); first == second {
 		t.Error("two ids are equal")
 	}
 	if !skerry.SandboxID(ids["sbx_"]).Valid() || !skerry.ImageID(ids["img_"]).Valid() || !skerry.MachineID(ids["mch_"]).Valid() {

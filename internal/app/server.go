@@ -39,7 +39,6 @@ const region = "earth"
 type Server struct {
 	cfg      Config
 	log      *slog.Logger
-	lock     *os.File
 	closers  []func() error // in the order of opening
 	control  *control.Control
 	runner   *runner.Runner

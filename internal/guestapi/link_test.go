@@ -24,13 +24,12 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // fakePort is a virtio-serial port in memory: one host at a time, bytes of an
 // earlier host's session may still arrive, and the guest's end outlives hosts.
 type fakePort struct {
-	mu       sync.Mutex
-	cond     *sync.Cond
-	toGuest  bytes.Buffer // guarded by mu, like all below
-	host     net.Conn     // guest's end of the host's connection, or nil
-	eof      bool         // the host went away and the guest was not told
-	expired  bool         // a past deadline is set
-	throttle bool
+	mu      sync.Mutex
+	cond    *sync.Cond
+	toGuest bytes.Buffer // guarded by mu, like all below
+	host    net.Conn     // guest's end of the host's connection, or nil
+	eof     bool         // the host went away and the guest was not told
+	expired bool         // a past deadline is set
 }
 
 func newFakePort() *fakePort {

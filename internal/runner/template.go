@@ -47,9 +47,8 @@ type templates struct {
 	r   *Runner
 	dir string
 
-	mu     sync.Mutex
-	byKey  map[TemplateKey]*template // guarded by mu
-	closed bool
+	mu    sync.Mutex
+	byKey map[TemplateKey]*template // guarded by mu
 }
 
 // template is one entry; its own lock is held while it is made or loaded, so

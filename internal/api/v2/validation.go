@@ -86,7 +86,7 @@ func violation(d *huma.ErrorDetail) problem.Violation {
 	switch rule {
 	case "required":
 		if bound != "" {
-			field, bound = strings.TrimPrefix(field+"."+bound, "body."), ""
+			field = strings.TrimPrefix(field+"."+bound, "body.")
 		}
 		return problem.Violation{Field: field, Rule: rule, Message: field + ": is required"}
 	case "unknown_field":

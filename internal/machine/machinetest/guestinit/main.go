@@ -14,12 +14,11 @@ import (
 )
 
 func main() {
-	if err := run(); err != nil {
-		fmt.Println("guestinit:", err)
-	}
+	fmt.Println("guestinit:", run())
 	// The end of PID 1 is a kernel panic, which ends the machine.
 }
 
+// run serves the test until something fails.
 func run() error {
 	for dir, kind := range map[string]string{"/proc": "proc", "/sys": "sysfs", "/dev": "devtmpfs"} {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
