@@ -70,7 +70,7 @@ func isDigits(s string) bool {
 // PullProgress is how far a pull or import has come. Bytes are of compressed
 // layers; TotalBytes is 0 while it is not known.
 type PullProgress struct {
-	Phase      string `json:"phase"` // "resolving", "downloading", "converting"
+	Phase      string `json:"phase"` // "resolving", "downloading", "converting", "building", "warming"
 	DoneBytes  int64  `json:"done_bytes"`
 	TotalBytes int64  `json:"total_bytes"`
 }

@@ -30,6 +30,8 @@ type PullRequest struct {
 	PlainHTTP bool   `json:"plain_http,omitempty"`
 	Platform  string `json:"platform,omitempty" doc:"Default linux/ and the runner's architecture."`
 	Default   bool   `json:"default,omitempty" doc:"Make it the image of creates that name none."`
+	// Warm boots the image once before it is ready, so that no create has to.
+	Warm bool `json:"warm,omitempty" doc:"Boot it once before it is ready, so that the first create need not; an image that does not boot fails."`
 	// Auth is the registry login the client found in its docker config.
 	Auth *RegistryAuth `json:"auth,omitempty"`
 }
@@ -57,4 +59,5 @@ type ImportRequest struct {
 	Name    string `json:"name"`
 	Tag     string `json:"tag,omitempty" doc:"Which image of an archive that holds several."`
 	Default bool   `json:"default,omitempty"`
+	Warm    bool   `json:"warm,omitempty" doc:"Boot it once before it is ready, so that the first create need not; an image that does not boot fails."`
 }

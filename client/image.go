@@ -30,6 +30,9 @@ func (c *Client) ImportImage(ctx context.Context, req skerry.ImportRequest, arch
 	if req.Default {
 		query.Set("default", "true")
 	}
+	if req.Warm {
+		query.Set("warm", "true")
+	}
 	var img skerry.Image
 	resp, err := c.do(ctx, http.MethodPost, "/v2/images/import", query, archive, "application/octet-stream")
 	if err != nil {

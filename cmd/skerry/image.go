@@ -49,6 +49,7 @@ func imagePull(c *cli) *cobra.Command {
 	f.BoolVar(&req.PlainHTTP, "plain-http", false, "the registry has no TLS")
 	f.StringVar(&req.Platform, "platform", "", "like linux/arm64; default the runners'")
 	f.BoolVar(&req.Default, "default", false, "make it the image of creates that name none")
+	f.BoolVar(&req.Warm, "warm", false, "boot it once before it is ready, so that the first create need not")
 	f.BoolVar(&noWait, "no-wait", false, "return at once")
 	return cmd
 }
@@ -129,6 +130,7 @@ func imageImport(c *cli) *cobra.Command {
 	f.StringVar(&req.Kind, "kind", "", "oci-layout or docker-save; default told by its content")
 	f.StringVar(&req.Tag, "tag", "", "which image, when the archive holds several")
 	f.BoolVar(&req.Default, "default", false, "make it the image of creates that name none")
+	f.BoolVar(&req.Warm, "warm", false, "boot it once before it is ready, so that the first create need not")
 	f.BoolVar(&noWait, "no-wait", false, "return when it is uploaded")
 	cmd.MarkFlagRequired("name")
 	return cmd

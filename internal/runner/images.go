@@ -98,6 +98,11 @@ func (r *Runner) registerImage(ctx context.Context, c bus.Command) error {
 	}
 	r.reportImage(ctx, bus.ImageReport{ImageID: c.ImageID, Status: skerry.ImageBuilding})
 	info, err := r.fetchImage(ctx, c, progress)
+	if err == nil && wantsWarm(c) {
+		last = time.Time{}
+		progress(skerry.PullProgress{Phase: "warming"})
+		err = r.warmImage(ctx, info.Digest)
+	}
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
@@ -129,6 +134,36 @@ func (r *Runner) fetchImage(ctx context.Context, c bus.Command, progress func(sk
 		return r.cfg.Images.BuildDefault(ctx, progress)
 	}
 	return image.Info{}, fmt.Errorf("command %s without its argument", c.Kind)
+}
+
+// wantsWarm reports whether a template is to be made at once. The default image
+// always gets one: it is what a newcomer runs first.
+func wantsWarm(c bus.Command) bool {
+	return c.Kind == bus.CommandBuildDefault || (c.Pull != nil && c.Pull.Warm) || (c.Import != nil && c.Import.Warm)
+}
+
+// warmImage makes the template for sandboxes of the default size.
+func (r *Runner) warmImage(ctx context.Context, digest string) error {
+	res, err := skerry.ResourcesRequest{}.Resolve()
+	if err != nil {
+		return err
+	}
+	p, err := r.plan(ctx, digest, res)
+	if err != nil {
+		return err
+	}
+	release, err := r.startToken(ctx)
+	if err != nil {
+		return err
+	}
+	defer release()
+	_, done, err := r.templates.get(ctx, p)
+	if err != nil {
+		return fmt.Errorf("boot the image: %w", err)
+	}
+	done()
+	r.pool.keep(p)
+	return nil
 }
 
 // deleteImage forgets an image id and removes the image's files with the last

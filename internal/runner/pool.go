@@ -114,10 +114,13 @@ func (p *pool) recall(ctx context.Context) {
 	if err != nil || json.Unmarshal(b, &wish) != nil {
 		return
 	}
-	pl, err := p.r.plan(ctx, wish.Digest, wish.Resources)
-	if err != nil {
-		return
+	if pl, err := p.r.plan(ctx, wish.Digest, wish.Resources); err == nil {
+		p.keep(pl)
 	}
+}
+
+// keep asks for machines of a plan if no create has asked for others.
+func (p *pool) keep(pl plan) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.want == nil {

@@ -31,6 +31,7 @@ type importInput struct {
 	Kind    string `query:"kind" enum:"oci-layout,docker-save" doc:"A tar of an OCI image layout, or what docker save writes. Default: told by its content."`
 	Tag     string `query:"tag" maxLength:"255" doc:"Which image, when the archive holds several."`
 	Default bool   `query:"default" doc:"Make it the image of creates that name none."`
+	Warm    bool   `query:"warm" doc:"Boot it once before it is ready, so that the first create need not."`
 	body    io.Reader
 }
 
@@ -93,7 +94,7 @@ func (s *server) importImage(ctx context.Context, in *importInput) (*imageOutput
 	if err != nil {
 		return nil, err
 	}
-	img, err := s.Control.ImportImage(ctx, skerry.ImportRequest{Path: path, Kind: in.Kind, Name: in.Name, Tag: in.Tag, Default: in.Default})
+	img, err := s.Control.ImportImage(ctx, skerry.ImportRequest{Path: path, Kind: in.Kind, Name: in.Name, Tag: in.Tag, Default: in.Default, Warm: in.Warm})
 	if err != nil {
 		return nil, errors.Join(err, os.Remove(path))
 	}
