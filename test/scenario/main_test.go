@@ -89,15 +89,9 @@ func importImages(ctx context.Context) error {
 func shutDown(ctx context.Context) error {
 	var errs []error
 	for sb, err := range server.Client.AllSandboxes(ctx, skerry.SandboxFilter{}) {
-		if err != nil {
-			return errors.Join(err, server.Kill())
-		}
-		errs = append(errs, fmt.Errorf("sandbox %s (%s) was not deleted by its test", sb.Name, sb.Status))
-		_, err = server.Client.DeleteSandbox(ctx, string(sb.ID))
-		errs = append(errs, err)
-		_, err = server.Client.WaitSandbox(ctx, string(sb.ID), time.Minute, skerry.StatusDeleted)
-		errs = append(errs, err)
+		errs = append(errs, err, fmt.Errorf("sandbox %s (%s) was not deleted by its test", sb.Name, sb.Status))
 	}
+	errs = append(errs, server.DeleteAll(ctx))
 	errs = append(errs, server.Stop())
 	left, err := server.Leftovers()
 	errs = append(errs, err)
@@ -261,3 +255,62 @@ func tail(text string, lines int) string {
 func clientCreate(image string) client.CreateSandbox { return client.CreateSandbox{Image: image} }
 
 func sha256Of(s string) [sha256.Size]byte { return sha256.Sum256([]byte(s)) }
+
+// startOther starts a server of its own with the shell image; when the test
+// ends, its sandboxes are deleted and nothing of it may be left.
+func startOther(t *testing.T, o testserver.Options) *testserver.Server {
+	t.Helper()
+	dir, err := testserver.NewDir(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	other, err := testserver.Start(t.Context(), dir, o)
+	if err != nil {
+		dir.Remove()
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { endOther(t, other) })
+	file := filepath.Join(tempDir, testimage.Shell+".tar")
+	if out, err := other.Command(t.Context(), "image", "import", file, "--name", testimage.Shell, "--default").CombinedOutput(); err != nil {
+		t.Fatalf("import: %v: %s", err, out)
+	}
+	return other
+}
+
+func endOther(t *testing.T, other *testserver.Server) {
+	t.Helper()
+	if t.Failed() {
+		t.Logf("end of the server's log:\n%s", tail(other.Log(), 40))
+	}
+	if err := other.DeleteAll(context.Background()); err != nil {
+		t.Error(err)
+	}
+	if err := other.Stop(); err != nil {
+		t.Error(err)
+	}
+	left, err := other.Leftovers()
+	if err != nil || len(left) > 0 {
+		t.Errorf("left over: %q, %v", left, err)
+	}
+	if err := other.Remove(); err != nil {
+		t.Error(err)
+	}
+}
+
+func runningToolbox(t *testing.T, s *testserver.Server, id skerry.SandboxID) *client.Toolbox {
+	t.Helper()
+	if sb, err := s.Client.WaitSandbox(t.Context(), string(id), time.Minute, skerry.StatusRunning); err != nil {
+		t.Fatalf("%v (%s)", err, sb.Reason)
+	}
+	return s.Client.Toolbox(id)
+}
+
+// execute runs a program that must succeed and returns its output.
+func execute(t *testing.T, tb *client.Toolbox, argv ...string) string {
+	t.Helper()
+	r, err := tb.Execute(t.Context(), skerry.ExecuteRequest{Argv: argv})
+	if err != nil || r.ExitCode != 0 {
+		t.Fatalf("%q: %+v, %v", argv, r, err)
+	}
+	return r.Stdout
+}

@@ -178,7 +178,7 @@ func TestInterruptDeletes(t *testing.T) {
 func TestOutputFormats(t *testing.T) {
 	name := "formats"
 	made := decode[skerry.Sandbox](t, mustCLI(t, "sandbox", "create", "--name", name, "--label", "team=a", "-e", "A=b"))
-	t.Cleanup(func() { mustCLI(t, "sandbox", "delete", name) })
+	t.Cleanup(func() { remove(t, made.ID) })
 	got := decode[skerry.Sandbox](t, mustCLI(t, "sandbox", "get", name, "-o", "json"))
 	if got.ID != made.ID || got.Status != skerry.StatusRunning || got.Labels["team"] != "a" {
 		t.Errorf("got %+v", got)

@@ -15,6 +15,7 @@ import (
 	"syscall"
 	"time"
 
+	"skerry.dev/skerry"
 	"skerry.dev/skerry/client"
 )
 
@@ -172,4 +173,22 @@ func (s *Server) end(sig syscall.Signal, within time.Duration) error {
 	case <-time.After(within):
 		return fmt.Errorf("the server did not end within %v of %v", within, sig)
 	}
+}
+
+// DeleteAll deletes all sandboxes and waits until nothing is left of them.
+func (s *Server) DeleteAll(ctx context.Context) error {
+	const each = time.Minute
+	var errs []error
+	for sb, err := range s.Client.AllSandboxes(ctx, skerry.SandboxFilter{}) {
+		if err != nil {
+			return errors.Join(append(errs, err)...)
+		}
+		if _, err := s.Client.DeleteSandbox(ctx, string(sb.ID)); err != nil && skerry.CodeOf(err) != skerry.CodeGone {
+			errs = append(errs, err)
+			continue
+		}
+		_, err = s.Client.WaitSandbox(ctx, string(sb.ID), each, skerry.StatusDeleted)
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
 }
