@@ -1,0 +1,154 @@
+package testserver
+
+import (
+	"bufio"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// Process is a process that belongs to a server's directory.
+type Process struct {
+	PID  int
+	Args []string
+}
+
+// IsShim reports whether it is the shim of a machine.
+func (p Process) IsShim() bool { return len(p.Args) > 2 && p.Args[1] == "shim" }
+
+// IsQEMU reports whether it is a hypervisor.
+func (p Process) IsQEMU() bool {
+	return len(p.Args) > 0 && strings.Contains(filepath.Base(p.Args[0]), "qemu-system")
+}
+
+// Processes lists the processes that have the directory in their command line,
+// as their working directory or program, or a file of it open: a hypervisor gets
+// its files as descriptors. The caller's own process is left out.
+func (d *Dir) Processes() ([]Process, error) {
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		return nil, err
+	}
+	var found []Process
+	for _, e := range entries {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil || pid == os.Getpid() {
+			continue
+		}
+		cmdline, err := os.ReadFile(filepath.Join("/proc", e.Name(), "cmdline"))
+		if err != nil || len(cmdline) == 0 {
+			continue // gone, or a thread of the kernel, or a zombie
+		}
+		if strings.Contains(string(cmdline), d.Path) || d.holds(pid) {
+			found = append(found, Process{PID: pid, Args: strings.Split(strings.TrimSuffix(string(cmdline), "\x00"), "\x00")})
+		}
+	}
+	return found, nil
+}
+
+// holds reports whether a process has something of the directory open.
+func (d *Dir) holds(pid int) bool {
+	proc := filepath.Join("/proc", strconv.Itoa(pid))
+	links := []string{filepath.Join(proc, "cwd"), filepath.Join(proc, "exe")}
+	fds, _ := filepath.Glob(filepath.Join(proc, "fd", "*"))
+	for _, link := range append(links, fds...) {
+		if target, err := os.Readlink(link); err == nil && strings.HasPrefix(target, d.Path) {
+			return true
+		}
+	}
+	return false
+}
+
+// MachineProcesses returns shim and hypervisor of a machine.
+func (d *Dir) MachineProcesses(machineID string) (shim, qemu int, err error) {
+	all, err := d.Processes()
+	if err != nil {
+		return 0, 0, err
+	}
+	dir := filepath.Join(d.Data(), "machines", machineID)
+	for _, p := range all {
+		if p.IsShim() && p.Args[2] == dir {
+			shim = p.PID
+		}
+	}
+	for _, p := range all {
+		if p.IsQEMU() && parent(p.PID) == shim {
+			qemu = p.PID
+		}
+	}
+	if shim == 0 || qemu == 0 {
+		return 0, 0, fmt.Errorf("machine %s has no shim (%d) or no hypervisor (%d)", machineID, shim, qemu)
+	}
+	return shim, qemu, nil
+}
+
+func parent(pid int) int {
+	b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	for line := range strings.Lines(string(b)) {
+		if v, ok := strings.CutPrefix(line, "PPid:"); ok {
+			ppid, _ := strconv.Atoi(strings.TrimSpace(v))
+			return ppid
+		}
+	}
+	return 0
+}
+
+// Leftovers lists what should be gone once all sandboxes are deleted and the
+// server has ended: processes, sockets, directories of machines, half-made
+// templates, control groups.
+func (d *Dir) Leftovers() ([]string, error) {
+	processes, err := d.Processes()
+	if err != nil {
+		return nil, err
+	}
+	var left []string
+	for _, p := range processes {
+		left = append(left, fmt.Sprintf("process %d: %q", p.PID, p.Args))
+	}
+	for _, pattern := range []string{"machines/*", "templates/new-*", "images/tmp/*", "spool/*"} {
+		names, err := filepath.Glob(filepath.Join(d.Data(), pattern))
+		if err != nil {
+			return nil, err
+		}
+		left = append(left, names...)
+	}
+	sockets, err := d.unixSockets()
+	if err != nil {
+		return nil, err
+	}
+	left = append(left, sockets...)
+	if id, err := os.ReadFile(filepath.Join(d.Data(), "runner-id")); err == nil {
+		for _, pattern := range []string{"/sys/fs/cgroup/skerry-%s", "/sys/fs/cgroup/cpu/skerry-%s"} {
+			if group := fmt.Sprintf(pattern, strings.TrimSpace(string(id))); exists(group) {
+				left = append(left, "control group "+group)
+			}
+		}
+	}
+	slices.Sort(left)
+	return left, nil
+}
+
+func exists(path string) bool {
+	_, err := os.Lstat(path)
+	return err == nil
+}
+
+// unixSockets lists the sockets that are bound in the directory (proc_net(5)).
+func (d *Dir) unixSockets() ([]string, error) {
+	f, err := os.Open("/proc/net/unix")
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	var found []string
+	lines := bufio.NewScanner(f)
+	for lines.Scan() {
+		if strings.Contains(lines.Text(), " "+d.Path) {
+			found = append(found, "socket "+lines.Text())
+		}
+	}
+	return found, lines.Err()
+}
