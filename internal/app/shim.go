@@ -18,15 +18,26 @@ import (
 // RunShim is the process `skerry shim DIR`. It lives until it is told to stop.
 func RunShim(ctx context.Context, dir string) error {
 	log := slog.New(slog.NewJSONHandler(os.Stderr, nil))
-	cfg := shim.Config{Dir: dir, Logger: log,
+	spec, err := shim.ReadSpec(dir)
+	if err != nil {
+		return err
+	}
+	return shim.Run(ctx, shim.Config{Dir: dir, Spec: spec, Logger: log,
 		Listening:  inherited(shim.FDListening, "listening"),
 		NewDriver:  func(spec shim.DriverSpec) (machine.Driver, error) { return NewDriver(spec, log), nil },
 		NewNetwork: newNetwork,
+		Template:   inheritedTemplate(spec),
+	})
+}
+
+// inheritedTemplate returns the template that the runner has handed over for a
+// spec. A machine that boots has none; the Go runtime then uses the numbers of
+// its descriptors for its own files.
+func inheritedTemplate(spec shim.Spec) *machine.Template {
+	if spec.Boot != nil {
+		return nil
 	}
-	if ram := inherited(shim.FDRAM, "ram"); ram != nil {
-		cfg.Template = &machine.Template{RAM: ram, State: inherited(shim.FDState, "state")}
-	}
-	return shim.Run(ctx, cfg)
+	return &machine.Template{RAM: inherited(shim.FDRAM, "ram"), State: inherited(shim.FDState, "state")}
 }
 
 // inherited returns a descriptor handed over at the start, nil if there is

@@ -23,7 +23,8 @@ import (
 
 // Config is what Run needs besides the files in Dir.
 type Config struct {
-	Dir string
+	Dir  string
+	Spec Spec // as ReadSpec returned it
 	// NewDriver makes the hypervisor driver the spec asks for.
 	NewDriver func(DriverSpec) (machine.Driver, error)
 	// NewNetwork starts the user-mode network on the host's end of the
@@ -91,13 +92,7 @@ func Run(ctx context.Context, cfg Config) error {
 }
 
 func newShim(cfg Config) (*shim, error) {
-	s := &shim{cfg: cfg, log: cfg.Logger, changed: make(chan struct{}), started: make(chan struct{})}
-	if err := readJSON(filepath.Join(cfg.Dir, SpecFile), &s.spec); err != nil {
-		return nil, fmt.Errorf("read spec: %w", err)
-	}
-	if s.spec.Version != SpecVersion {
-		return nil, fmt.Errorf("spec has version %d, this shim knows %d", s.spec.Version, SpecVersion)
-	}
+	s := &shim{cfg: cfg, spec: cfg.Spec, log: cfg.Logger, changed: make(chan struct{}), started: make(chan struct{})}
 	var err error
 	if s.driver, err = cfg.NewDriver(s.spec.Driver); err != nil {
 		return nil, err
