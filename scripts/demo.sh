@@ -19,7 +19,7 @@ step() { # step TITLE CMD…: runs it, shows its time and its output, indented
 	shift
 	start=$(now)
 	out=$("$@" 2>&1) || rc=$?
-	printf '%-44s %7d ms\n' "$title" $(($(now) - start))
+	printf '%-46s %6d ms\n' "$title" $(($(now) - start))
 	[ -z "$out" ] || sed 's/^/    /' <<<"$out"
 	return $rc
 }
@@ -67,7 +67,7 @@ if skerry image get skerry/debian:12 -o json 2>/dev/null | grep -q '"status": "r
 else
 	echo "is built from Debian packages, once; this takes some minutes"
 	build() { skerry image build-default -o json >/dev/null; }
-	step "build" build || fail "the image was not built" "look into $log, then make demo again"
+	step "build" build || fail "the image was not built" "do what the line above says, or look into $log; then make demo again"
 fi
 
 bold "The tour"
@@ -76,9 +76,9 @@ trap 'skerry sandbox delete "$name" >/dev/null 2>&1 || true' EXIT
 trap 'fail "this step went wrong" "look into $log, then make demo again"' ERR
 inside() { skerry sandbox exec "$name" -- "$@"; }
 
-step "create a sandbox" skerry sandbox create --name "$name" -o table
+step "create a sandbox (an image's first boots it)" skerry sandbox create --name "$name" -o table
 step "create, run, delete in one go" skerry run -- echo "hello from a machine of my own"
-printf '%-52s\n    %s\n' "the kernel outside" "$(uname -sr)"
+step "the kernel outside" uname -sr
 step "the kernel inside" inside uname -sr
 step "a Python program" inside python3 -c 'import sys, os; print("Python", sys.version.split()[0], "on", os.cpu_count(), "CPU")'
 step "one command writes a file" inside sh -c 'date > /root/when'
