@@ -13,6 +13,10 @@ const (
 	ImageFailed   ImageStatus = "failed"
 )
 
+// DefaultImageName is what the image that is built from Debian packages is
+// registered as.
+const DefaultImageName = "skerry/debian:12"
+
 // Image is a registered file system that sandboxes start from. A create never
 // pulls: only registered images boot.
 type Image struct {

@@ -76,6 +76,7 @@ func (c *Client) WaitImage(ctx context.Context, idOrName string, timeout time.Du
 			hold = min(hold, progressInterval)
 		}
 		query.Set("timeout_seconds", formatSeconds(hold))
+		img = skerry.Image{} // what an answer leaves out is over, like the progress
 		if err := c.call(ctx, request{method: http.MethodGet, path: imagePath(idOrName), query: query}, &img); err != nil {
 			return false, err
 		}

@@ -171,6 +171,23 @@ func TestWait(t *testing.T) {
 	}
 }
 
+// TestWaitForgetsEarlierAnswers: what the last answer leaves out is not taken
+// from an earlier one.
+func TestWaitForgetsEarlierAnswers(t *testing.T) {
+	asked := 0
+	c := newClient(t, func(w http.ResponseWriter, _ *http.Request) {
+		img := skerry.Image{ID: "img_x", Status: skerry.ImageReady}
+		if asked++; asked == 1 {
+			img.Status, img.Progress = skerry.ImageBuilding, &skerry.PullProgress{Phase: "converting"}
+		}
+		json.NewEncoder(w).Encode(img)
+	})
+	img, err := c.WaitImage(t.Context(), "x", 0, nil)
+	if err != nil || img.Progress != nil || asked != 2 {
+		t.Errorf("got %+v, %v after %d requests; want no progress after 2", img, err, asked)
+	}
+}
+
 func FuzzReadFrames(f *testing.F) {
 	f.Add(append(skerry.AppendRunFrame(nil, skerry.RunStderr, []byte("x")), exitFrame(3)...))
 	f.Add([]byte{0xff, 0xff, 0xff, 0xff, 1})

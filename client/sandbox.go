@@ -126,6 +126,7 @@ func (c *Client) WaitSandbox(ctx context.Context, idOrName string, timeout time.
 	query := url.Values{"wait": {joinStatuses(until)}}
 	err := poll(ctx, timeout, func(ctx context.Context, hold time.Duration) (done bool, err error) {
 		query.Set("timeout_seconds", formatSeconds(hold))
+		sb = skerry.Sandbox{} // what an answer leaves out is not there any more
 		if err := c.call(ctx, request{method: http.MethodGet, path: sandboxPath(idOrName), query: query}, &sb); err != nil {
 			return false, err
 		}

@@ -33,7 +33,7 @@ configuration directory, http://127.0.0.1:3986.
 
 Results are tables on a terminal and JSON elsewhere; -o chooses. Lists are JSON
 arrays. Errors are one line on stderr, with the id of the request in the server's
-log. See "skerry help exit-codes".`
+log. See "skerry help exit-codes" and "skerry help environment".`
 
 func newRoot(c *cli) *cobra.Command {
 	root := &cobra.Command{
@@ -61,7 +61,7 @@ func newRoot(c *cli) *cobra.Command {
 		return nil
 	}
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
-	root.AddCommand(runCommand(c), sandboxCommand(c), imageCommand(c), runnerCommand(c), configCommand(c), versionCommand(c), exitCodesTopic())
+	root.AddCommand(runCommand(c), sandboxCommand(c), imageCommand(c), runnerCommand(c), configCommand(c), versionCommand(c), environmentTopic(), exitCodesTopic())
 	root.AddCommand(serverCommands(c)...)
 	markUsageErrors(root)
 	return root

@@ -54,8 +54,8 @@ func serverFlags(cmd *cobra.Command, cfg *app.Config) {
 
 const serverHelp = `Run a server: API, control plane and runner in one process.
 
-It needs no root. With root, or in a delegated control group, it also enforces
-CPU shares and gives each hypervisor a user id of its own. The first start makes
+It needs no root. With root it also enforces CPU shares and gives each hypervisor
+a user id of its own. The first start makes
 an API key and sets the command line up for this server. Sandboxes go on running
 when the server ends, and the next one takes them over.`
 

@@ -14,7 +14,7 @@ import (
 
 const (
 	// DefaultImageName is the name of the image that is built from packages.
-	DefaultImageName = "skerry/debian:12"
+	DefaultImageName = skerry.DefaultImageName
 	// maxConfigBytes bounds an image's configuration, which goes into every
 	// create job.
 	maxConfigBytes = 256 << 10

@@ -95,7 +95,7 @@ func cgroups(enforced func() (bool, string)) skerry.Check {
 	if ok, why := enforced(); !ok {
 		c.Level = skerry.CheckWarn
 		c.Detail = "CPU shares are not enforced (" + why + "); each sandbox reports it"
-		c.Fix = "run the server as root, or in a delegated control group: systemd-run --user --scope -p Delegate=yes skerry server"
+		c.Fix = "run the server as root"
 	}
 	return c
 }

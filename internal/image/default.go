@@ -27,7 +27,7 @@ import (
 
 const (
 	// DefaultImageName is what the image of BuildDefault is registered as.
-	DefaultImageName = "debian-12"
+	DefaultImageName = skerry.DefaultImageName
 	// SourceBuilt is the Info.Source of an image that was built on this host.
 	SourceBuilt = "mmdebstrap"
 
