@@ -12,8 +12,10 @@ const common = "console=ttyS0 quiet panic=-1 oops=panic memhp_default_state=onli
 // emulated are those for software emulation. Mitigations protect a processor
 // that is not there, and a second zeroing of memory protects from nobody. Pressure
 // accounting and the Go runtime's preemption by signals (the last is for PID 1's
-// environment) are code that a clone would have to translate first.
-const emulated = " mitigations=off init_on_alloc=0 no_timer_check tsc=reliable psi=0 GODEBUG=asyncpreemptoff=1"
+// environment) are code that a clone would have to translate first. Programs at
+// random addresses are translated anew each time they start, which is half of
+// what a small one costs; so addresses are random with KVM only.
+const emulated = " mitigations=off init_on_alloc=0 no_timer_check tsc=reliable psi=0 norandmaps GODEBUG=asyncpreemptoff=1"
 
 // CommandLine returns the kernel parameters for an accelerator, "kvm" or "tcg".
 // The caller appends guestapi.Boot's.

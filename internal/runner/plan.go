@@ -6,6 +6,7 @@ import (
 
 	"skerry.dev/skerry"
 	"skerry.dev/skerry/internal/disk"
+	"skerry.dev/skerry/internal/kernel"
 	"skerry.dev/skerry/internal/machine"
 	"skerry.dev/skerry/internal/shim"
 )
@@ -34,7 +35,8 @@ func (r *Runner) plan(ctx context.Context, digest string, res skerry.Resources) 
 		return plan{}, err
 	}
 	p := plan{prep: prep, img: img, res: res, shape: shapeFor(res), scratchMiB: scratchClass(res.DiskMiB)}
-	p.key = TemplateKey{Image: img.digest, Guest: prep.Guest.Key, Hypervisor: prep.Hypervisor, Shape: p.shape, ScratchMiB: p.scratchMiB}
+	p.key = TemplateKey{Image: img.digest, Guest: prep.Guest.Key, Kernel: kernel.CommandLine(prep.Driver.Accel),
+		Hypervisor: prep.Hypervisor, Shape: p.shape, ScratchMiB: p.scratchMiB}
 	return p, nil
 }
 

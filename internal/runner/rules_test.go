@@ -71,11 +71,12 @@ func TestShape(t *testing.T) {
 }
 
 func TestTemplateKeyNamesEverything(t *testing.T) {
-	base := TemplateKey{Image: "i", Guest: "g", Hypervisor: "h", Shape: machine.Shape{VCPUs: 1, BaseMiB: 256}, ScratchMiB: 512}
+	base := TemplateKey{Image: "i", Guest: "g", Kernel: "k", Hypervisor: "h", Shape: machine.Shape{VCPUs: 1, BaseMiB: 256}, ScratchMiB: 512}
 	seen := map[string]string{base.dirName(): "base"}
 	for name, change := range map[string]func(*TemplateKey){
 		"image":      func(k *TemplateKey) { k.Image = "x" },
 		"guest":      func(k *TemplateKey) { k.Guest = "x" },
+		"kernel":     func(k *TemplateKey) { k.Kernel = "x" },
 		"hypervisor": func(k *TemplateKey) { k.Hypervisor = "x" },
 		"vcpus":      func(k *TemplateKey) { k.Shape.VCPUs = 2 },
 		"memory":     func(k *TemplateKey) { k.Shape.BaseMiB = 512 },

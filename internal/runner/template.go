@@ -15,6 +15,7 @@ import (
 
 	"skerry.dev/skerry"
 	"skerry.dev/skerry/internal/disk"
+	"skerry.dev/skerry/internal/kernel"
 	"skerry.dev/skerry/internal/machine"
 	"skerry.dev/skerry/internal/machine/qemu"
 	"skerry.dev/skerry/internal/shim"
@@ -26,8 +27,9 @@ const loadedTemplates = 8
 
 // TemplateKey is everything the state of a template depends on.
 type TemplateKey struct {
-	Image      string        `json:"image"` // digests of the image's disk
-	Guest      string        `json:"guest"` // kernel, agent and platform
+	Image      string        `json:"image"`  // digests of the image's disk
+	Guest      string        `json:"guest"`  // kernel, agent and platform
+	Kernel     string        `json:"kernel"` // its command line
 	Hypervisor string        `json:"hypervisor"`
 	Shape      machine.Shape `json:"shape"`
 	ScratchMiB int64         `json:"scratch_mib"`
@@ -234,7 +236,7 @@ func (t *templates) sweep(ctx context.Context) error {
 		digests[info.Digest] = true
 	}
 	return t.remove(func(key TemplateKey) bool {
-		return key.Guest != prep.Guest.Key || key.Hypervisor != prep.Hypervisor || !digests[key.Image]
+		return key.Guest != prep.Guest.Key || key.Kernel != kernel.CommandLine(prep.Driver.Accel) || key.Hypervisor != prep.Hypervisor || !digests[key.Image]
 	})
 }
 

@@ -58,7 +58,9 @@ func (s *shim) applyActivation(ctx context.Context, req ActivateRequest, t *trac
 	t.step("resume")
 
 	g, gctx := errgroup.WithContext(ctx)
-	g.Go(func() error { return s.machine.SetMemory(gctx, req.Activation.MemoryMiB) })
+	if req.Activation.MemoryMiB != s.spec.Shape.BaseMiB {
+		g.Go(func() error { return s.machine.SetMemory(gctx, req.Activation.MemoryMiB) })
+	}
 	if err := s.connect(ctx, linkTimeout); err != nil {
 		return activated, err
 	}

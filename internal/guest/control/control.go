@@ -50,6 +50,7 @@ type Agent struct {
 	stage *stage     // of a rehearsal, or nil; guarded by mu
 
 	background sync.WaitGroup // what Close waits for
+	closing    chan struct{}  // closed by Close
 }
 
 type state string
@@ -67,7 +68,7 @@ const (
 func New(system System, toolbox Toolbox, hello guestapi.Hello, log *slog.Logger) *Agent {
 	warmJSON()
 	return &Agent{system: system, toolbox: toolbox, hello: hello, log: log,
-		http: newStreamServer(toolbox), state: anonymous}
+		http: newStreamServer(toolbox), state: anonymous, closing: make(chan struct{})}
 }
 
 // warmJSON makes encoding/json know the types of an activation before the
@@ -177,12 +178,24 @@ func (a *Agent) activate(ctx context.Context, in guestapi.Activation) (any, erro
 		return nil, fmt.Errorf("activate: %w", err)
 	}
 	a.state = activated
-	a.background.Go(func() {
-		if err := a.system.SetMAC(in.MAC); err != nil {
-			a.log.Error("set hardware address", "err", err)
-		}
-	})
+	a.background.Go(func() { a.setMAC(in.MAC) })
 	return guestapi.Activated{User: user, HomeDir: home, StepMicros: micros}, nil
+}
+
+// macDelay keeps the change of the hardware address out of the way of the first
+// command: the kernel tells all who listen, and the driver waits for the device.
+// Nobody outside the sandbox sees the address.
+const macDelay = time.Second
+
+func (a *Agent) setMAC(mac string) {
+	select {
+	case <-time.After(macDelay):
+	case <-a.closing:
+		return
+	}
+	if err := a.system.SetMAC(mac); err != nil {
+		a.log.Error("set hardware address", "err", err)
+	}
 }
 
 func (a *Agent) requireActivated() error {
@@ -217,6 +230,7 @@ func (a *Agent) shutdown(ctx context.Context, in guestapi.Shutdown) error {
 
 // Close ends the HTTP server and waits for its goroutines.
 func (a *Agent) Close() error {
+	close(a.closing)
 	a.background.Wait()
 	return a.http.close()
 }

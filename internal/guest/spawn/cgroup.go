@@ -97,8 +97,15 @@ func (g group) count(name, key string) int {
 	return 0
 }
 
-func (g group) empty() bool     { return g.count("cgroup.events", "populated") == 0 }
-func (g group) oomKilled() bool { return g.count("memory.events", "oom_kill") > 0 }
+func (g group) empty() bool   { return g.count("cgroup.events", "populated") == 0 }
+func (g group) oomKills() int { return g.count("memory.events", "oom_kill") }
+
+// reusable reports whether the group is empty and has no groups in it: a new
+// directory has two links, its own and its parent's, and each in it adds one.
+func (g group) reusable() bool {
+	var st syscall.Stat_t
+	return g.empty() && syscall.Stat(string(g), &st) == nil && st.Nlink == 2
+}
 
 // remove removes the group and empty ones below it, deepest first.
 func (g group) remove() error {

@@ -11,6 +11,10 @@ import (
 	"skerry.dev/skerry/internal/guest/toolbox/process"
 )
 
+// maxIdle is how many control groups are kept for the next processes. Making
+// and removing one costs the kernel more than the process itself does.
+const maxIdle = 16
+
 // Spawner starts each process in a control group of its own below dir, a
 // cgroup v2 directory with the controllers enabled for its children.
 type Spawner struct {
@@ -18,31 +22,45 @@ type Spawner struct {
 	reaper *Reaper
 
 	mu       sync.Mutex
-	released map[string]bool // guarded by mu; groups to remove once empty
+	released map[string]bool // guarded by mu; groups that are free once empty
+	idle     []string        // guarded by mu; empty groups, at most maxIdle
+	made     int             // guarded by mu; numbers the groups
 }
 
 // New returns a Spawner and the Reaper that it needs to be run.
 func New(dir string) (*Spawner, *Reaper) {
 	s := &Spawner{dir: dir, released: make(map[string]bool)}
-	s.reaper = NewReaper(s.removeEmpty)
+	s.reaper = NewReaper(s.freeEmpty)
 	return s, s.reaper
 }
 
 // Start implements process.Spawner.
 func (s *Spawner) Start(spec *process.Spec) (process.Child, error) {
-	if spec.ID == "" || filepath.Base(spec.ID) != spec.ID || spec.ID[0] == '.' {
-		return nil, fmt.Errorf("process id %q is no name", spec.ID)
-	}
-	dir := filepath.Join(s.dir, spec.ID)
-	if err := os.Mkdir(dir, 0o755); err != nil {
+	dir, err := s.takeGroup()
+	if err != nil {
 		return nil, fmt.Errorf("make control group: %w", err)
 	}
+	oomKills := group(dir).oomKills()
 	pid, status, err := s.start(spec, dir)
 	if err != nil {
-		_ = os.Remove(dir) // the error of the start is the one to report
+		s.release(dir)
 		return nil, err
 	}
-	return &child{spawner: s, group: group(dir), pid: pid, status: status}, nil
+	return &child{spawner: s, group: group(dir), oomKills: oomKills, pid: pid, status: status}, nil
+}
+
+// takeGroup returns an empty control group that nobody else has.
+func (s *Spawner) takeGroup() (string, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if n := len(s.idle); n > 0 {
+		dir := s.idle[n-1]
+		s.idle = s.idle[:n-1]
+		return dir, nil
+	}
+	s.made++
+	dir := filepath.Join(s.dir, fmt.Sprintf("prc_%d", s.made))
+	return dir, os.Mkdir(dir, 0o755)
 }
 
 func (s *Spawner) start(spec *process.Spec, dir string) (int, <-chan syscall.WaitStatus, error) {
@@ -69,18 +87,25 @@ func (s *Spawner) start(spec *process.Spec, dir string) (int, <-chan syscall.Wai
 	return s.reaper.start(spec.Path, spec.Argv, attr)
 }
 
-// release removes a group now, or when its last process has been reaped.
+// release frees a group now, or when its last process has been reaped.
 func (s *Spawner) release(dir string) {
 	s.mu.Lock()
 	s.released[dir] = true
 	s.mu.Unlock()
-	s.removeEmpty()
+	s.freeEmpty()
 }
 
-func (s *Spawner) removeEmpty() {
+// freeEmpty keeps or removes the released groups that have become empty. One
+// that has groups in it was put to other uses by its processes and is removed.
+func (s *Spawner) freeEmpty() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for dir := range s.released {
+		if len(s.idle) < maxIdle && group(dir).reusable() {
+			s.idle = append(s.idle, dir)
+			delete(s.released, dir)
+			continue
+		}
 		err := group(dir).remove()
 		if err == nil || errors.Is(err, os.ErrNotExist) {
 			delete(s.released, dir)
@@ -92,15 +117,17 @@ func (s *Spawner) removeEmpty() {
 type child struct {
 	spawner *Spawner
 	group   group
-	pid     int
-	status  <-chan syscall.WaitStatus
+	// oomKills is how many there were in the group before.
+	oomKills int
+	pid      int
+	status   <-chan syscall.WaitStatus
 }
 
 func (c *child) PID() int { return c.pid }
 
 func (c *child) Wait() (process.Status, error) {
 	status := <-c.status
-	return process.Status{Wait: status, OOMKilled: c.group.oomKilled()}, nil
+	return process.Status{Wait: status, OOMKilled: c.group.oomKills() > c.oomKills}, nil
 }
 
 func (c *child) Signal(sig syscall.Signal) error { return c.spawner.reaper.signalGroup(c.pid, sig) }
