@@ -161,15 +161,18 @@ func mke2fs(ctx context.Context, path string, opts ScratchOptions) error {
 	return nil
 }
 
-// mke2fsArgs asks for as few written blocks as possible: no copies of the
-// superblock, no blocks kept for growing, nothing zeroed that is zero.
+// mke2fsArgs asks for as few written blocks as possible: few copies of the
+// superblock, no blocks kept for growing, nothing zeroed that is zero. The
+// guest can grow it all the same: with meta_bg new groups bring their own
+// descriptors. Linux refuses to grow one without any copies (sparse_super2,
+// ext4_resize_begin in fs/ext4/resize.c).
 func mke2fsArgs(path string, opts ScratchOptions) []string {
-	features := "none,extent,flex_bg,filetype,dir_index,dir_nlink,extra_isize,sparse_super2,large_file,huge_file,metadata_csum,64bit,ext_attr"
+	features := "none,extent,flex_bg,filetype,dir_index,dir_nlink,extra_isize,sparse_super,meta_bg,large_file,huge_file,metadata_csum,64bit,ext_attr"
 	if opts.Journal {
 		features += ",has_journal"
 	}
 	return []string{"-q", "-F", "-t", "ext4", "-b", "4096", "-I", "256", "-i", "16384", "-m", "0", "-U", scratchUUID, "-O", features, "-E",
-		"nodiscard,lazy_itable_init=1,lazy_journal_init=1,assume_storage_prezeroed=1,num_backup_sb=0,root_owner=0:0,hash_seed=" + scratchUUID,
+		"nodiscard,lazy_itable_init=1,lazy_journal_init=1,assume_storage_prezeroed=1,root_owner=0:0,hash_seed=" + scratchUUID,
 		path}
 }
 

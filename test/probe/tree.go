@@ -19,10 +19,11 @@ import (
 // that an image can say of a file.
 func tree(args []string) error {
 	root, skip := args[0], args[1:]
-	links := map[uint64][]string{} // inode to names
+	type inode struct{ dev, ino uint64 }
+	names := map[inode][]string{}
 	type line struct{ name, text string }
 	var lines []line
-	inode := map[string]uint64{}
+	inodes := map[string]inode{}
 	err := filepath.WalkDir(root, func(path string, _ fs.DirEntry, err error) error {
 		if err != nil {
 			return err
@@ -47,16 +48,16 @@ func tree(args []string) error {
 		}
 		lines = append(lines, line{name, text})
 		if st.Mode&unix.S_IFMT != unix.S_IFDIR {
-			links[st.Ino] = append(links[st.Ino], name)
-			inode[name] = st.Ino
+			inodes[name] = inode{st.Dev, st.Ino}
+			names[inodes[name]] = append(names[inodes[name]], name)
 		}
 		return nil
 	})
 	for _, l := range lines {
 		// The names that share an inode say more than its link count.
-		if names := links[inode[l.name]]; len(names) > 1 {
-			slices.Sort(names)
-			l.text += fmt.Sprintf(" same=%q", names)
+		if same := names[inodes[l.name]]; len(same) > 1 {
+			slices.Sort(same)
+			l.text += fmt.Sprintf(" same=%q", same)
 		}
 		fmt.Printf("%q %s\n", l.name, l.text)
 	}

@@ -67,8 +67,7 @@ func registry(t *testing.T) (addr string, requests func() int) {
 }
 
 // platformPlaces are the only places where a sandbox may differ from its image:
-// where the platform mounts file systems and the sandbox's identity, and the
-// directories that are made for that if the image lacks them.
+// where the platform mounts file systems, modules and the sandbox's identity.
 var platformPlaces = []string{"proc", "sys", "dev", "run", "lib/modules", "etc/hostname", "etc/hosts", "etc/machine-id", "etc/resolv.conf"}
 
 // TestTreeInsideIsTheImages pulls an image from a registry and compares what a
@@ -80,7 +79,7 @@ func TestTreeInsideIsTheImages(t *testing.T) {
 		t.Fatalf("%v: %s", err, out)
 	}
 	before, asked := storedLayers(t), requests()
-	if r := cli(t, "image", "pull", ref, "--name", "tls"); r.code == 0 || !strings.Contains(r.stderr, "plain-http") {
+	if r := cli(t, "image", "pull", ref, "--name", "tls"); r.code == 0 || !strings.Contains(r.stderr, "without TLS") {
 		t.Errorf("pull without TLS and without --plain-http: %+v", r)
 	}
 	if r := cli(t, "run", "--image", ref, "--", "true"); r.code != 125 {

@@ -155,7 +155,7 @@ func TestForkStorm(t *testing.T) {
 		t.Errorf("afterwards: %q", got)
 	}
 	// The classic, which never ends by itself: only a timeout does.
-	r, err := sb.Execute(t.Context(), skerry.ExecuteRequest{Command: "f() { f | f & }; f; sleep 60", User: "root", Timeout: 3})
+	r, err := sb.Run(t.Context(), client.RunOptions{ShellCommand: "f() { f | f & }; f; sleep 60", User: "root", Timeout: 3 * time.Second})
 	if err != nil || r.Reason != skerry.ReasonTimedOut {
 		t.Errorf("fork bomb: %+v, %v", r, err)
 	}

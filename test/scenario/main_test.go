@@ -270,9 +270,8 @@ func startOther(t *testing.T, o testserver.Options) *testserver.Server {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { endOther(t, other) })
-	file := filepath.Join(tempDir, testimage.Shell+".tar")
-	if out, err := other.Command(t.Context(), "image", "import", file, "--name", testimage.Shell, "--default").CombinedOutput(); err != nil {
-		t.Fatalf("import: %v: %s", err, out)
+	if err := other.Import(t.Context(), filepath.Join(tempDir, testimage.Shell+".tar"), testimage.Shell); err != nil {
+		t.Fatal(err)
 	}
 	return other
 }

@@ -154,7 +154,7 @@ func (b *builder) symlink(root, name, target string) {
 }
 
 func (b *builder) shellRoot(root, probe string) {
-	for _, dir := range []string{"bin", "etc", "home", "home/app", "root", "usr", "usr/local", "usr/local/bin"} {
+	for _, dir := range []string{"bin", "etc", "home", "home/app", "lib", "root", "usr", "usr/local", "usr/local/bin"} {
 		b.mkdir(root, dir, 0o755)
 	}
 	b.mkdir(root, "tmp", 0o777|os.ModeSticky)

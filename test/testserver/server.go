@@ -192,3 +192,44 @@ func (s *Server) DeleteAll(ctx context.Context) error {
 	}
 	return errors.Join(errs...)
 }
+
+// Import registers an archive as the default image and waits until it is ready.
+func (s *Server) Import(ctx context.Context, file, name string) error {
+	if out, err := s.Command(ctx, "image", "import", file, "--name", name, "--default").CombinedOutput(); err != nil {
+		return fmt.Errorf("import %s: %w: %s", name, err, out)
+	}
+	return nil
+}
+
+// Create makes a sandbox of the default image and waits until it runs.
+func (s *Server) Create(ctx context.Context, name string) (skerry.Sandbox, error) {
+	sb, err := s.Client.CreateSandbox(ctx, client.CreateSandbox{Name: name})
+	if err != nil {
+		return sb, err
+	}
+	return s.Client.WaitSandbox(ctx, string(sb.ID), time.Minute, skerry.StatusRunning)
+}
+
+// Delete deletes a sandbox and waits until nothing is left of it.
+func (s *Server) Delete(ctx context.Context, id skerry.SandboxID) error {
+	if _, err := s.Client.DeleteSandbox(ctx, string(id)); err != nil && skerry.CodeOf(err) != skerry.CodeGone {
+		return err
+	}
+	_, err := s.Client.WaitSandbox(ctx, string(id), time.Minute, skerry.StatusDeleted)
+	return err
+}
+
+// Echo runs a program in a sandbox and checks that it has.
+func (s *Server) Echo(ctx context.Context, id skerry.SandboxID) error {
+	const word = "alive"
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	r, err := s.Client.Toolbox(id).Execute(ctx, skerry.ExecuteRequest{Argv: []string{"echo", word}})
+	if err != nil {
+		return err
+	}
+	if r.ExitCode != 0 || r.Stdout != word+"\n" {
+		return fmt.Errorf("echo in sandbox %s: %+v", id, r)
+	}
+	return nil
+}

@@ -1,0 +1,219 @@
+// Package crash tests what is left when processes are killed, files are damaged
+// and the host lacks something: servers of the built binary, real microVMs.
+package crash
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"skerry.dev/skerry"
+	"skerry.dev/skerry/test/testimage"
+	"skerry.dev/skerry/test/testserver"
+)
+
+// archive is the image of all tests; set by TestMain.
+var archive string
+
+func TestMain(m *testing.M) {
+	code, err := runTests(m)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		code = 1
+	}
+	os.Exit(code)
+}
+
+func runTests(m *testing.M) (code int, err error) {
+	dir, err := os.MkdirTemp("", "skerry-images-")
+	if err != nil {
+		return 1, err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	layout, err := testimage.Build(context.Background(), dir)
+	if err != nil {
+		return 1, err
+	}
+	archive = filepath.Join(dir, "shell.tar")
+	if err := layout.Archive(context.Background(), testimage.Shell, "oci-archive", archive); err != nil {
+		return 1, err
+	}
+	return m.Run(), nil
+}
+
+// world is one data directory and the server that is on it at the moment.
+type world struct {
+	t      *testing.T
+	dir    *testserver.Dir
+	server *testserver.Server // nil when none runs
+}
+
+// newWorld makes a data directory. When the test ends nothing may be left of it.
+func newWorld(t *testing.T) *world {
+	t.Helper()
+	dir, err := testserver.NewDir(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := &world{t: t, dir: dir}
+	t.Cleanup(w.end)
+	return w
+}
+
+// end deletes all sandboxes with a server that works, and looks for leftovers.
+func (w *world) end() {
+	w.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	defer cancel()
+	var err error
+	if w.server == nil {
+		w.server, err = testserver.Start(ctx, w.dir, quiet)
+	}
+	if w.server != nil {
+		if w.t.Failed() {
+			w.t.Logf("end of the server's log:\n%s", w.logTail(40))
+		}
+		err = errors.Join(err, w.server.DeleteAll(ctx), w.server.Stop())
+	}
+	if err != nil {
+		w.t.Error(err)
+	}
+	left, err := w.dir.Leftovers()
+	if err != nil || len(left) > 0 {
+		w.t.Errorf("left over: %q, %v", left, err)
+	}
+	if err := w.dir.Remove(); err != nil {
+		w.t.Error(err)
+	}
+}
+
+// quiet is a server without a ready pool, so that what runs is what was asked
+// for.
+var quiet = testserver.Options{Args: []string{"--pool", "0"}}
+
+// start starts a server.
+func (w *world) start(o testserver.Options) {
+	w.t.Helper()
+	var err error
+	if w.server, err = testserver.Start(w.t.Context(), w.dir, o); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// kill ends the server at once.
+func (w *world) kill() {
+	w.t.Helper()
+	w.must(w.server.Kill())
+	w.server = nil
+}
+
+// stop ends the server gracefully.
+func (w *world) stop() {
+	w.t.Helper()
+	w.must(w.server.Stop())
+	w.server = nil
+}
+
+func (w *world) must(err error) {
+	w.t.Helper()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+func (w *world) logTail(lines int) string {
+	all := strings.Split(strings.TrimSpace(w.server.Log()), "\n")
+	return strings.Join(all[max(0, len(all)-lines):], "\n")
+}
+
+// create makes a sandbox that must come to run.
+func (w *world) create(name string) skerry.Sandbox {
+	w.t.Helper()
+	sb, err := w.server.Create(w.t.Context(), name)
+	if err != nil {
+		w.t.Fatalf("create %s: %v (%s)", name, err, sb.Reason)
+	}
+	return sb
+}
+
+// wantAlive fails unless a sandbox runs and runs programs.
+func (w *world) wantAlive(sb skerry.Sandbox) {
+	w.t.Helper()
+	w.eventually(20*time.Second, func() error { return w.server.Echo(w.t.Context(), sb.ID) })
+}
+
+// wantOnly fails unless machines of just these sandboxes are on the host.
+func (w *world) wantOnly(want ...skerry.Sandbox) {
+	w.t.Helper()
+	w.eventually(20*time.Second, func() error {
+		entries, err := os.ReadDir(filepath.Join(w.dir.Data(), "machines"))
+		if err != nil {
+			return err
+		}
+		var have, expected []string
+		for _, e := range entries {
+			have = append(have, e.Name())
+		}
+		for _, sb := range want {
+			expected = append(expected, string(sb.Machine))
+		}
+		slices.Sort(expected)
+		if !slices.Equal(have, expected) {
+			return fmt.Errorf("directories of machines %q, want %q", have, expected)
+		}
+		processes, err := w.dir.Processes()
+		if err != nil {
+			return err
+		}
+		shims, hypervisors := 0, 0
+		for _, p := range processes {
+			switch {
+			case p.IsShim():
+				shims++
+			case p.IsQEMU():
+				hypervisors++
+			}
+		}
+		if shims != len(want) || hypervisors != len(want) {
+			return fmt.Errorf("%d shims and %d hypervisors, want %d: %+v", shims, hypervisors, len(want), processes)
+		}
+		return nil
+	})
+}
+
+// wantFailed waits until a sandbox is failed and returns the reason.
+func (w *world) wantFailed(id skerry.SandboxID, within time.Duration) string {
+	w.t.Helper()
+	sb, err := w.server.Client.WaitSandbox(w.t.Context(), string(id), within, skerry.StatusFailed)
+	if err != nil || sb.Reason == "" {
+		w.t.Fatalf("sandbox %s is %s with reason %q, want failed with a reason: %v", id, sb.Status, sb.Reason, err)
+	}
+	w.t.Logf("reason: %s", sb.Reason)
+	return sb.Reason
+}
+
+// eventually waits until check succeeds, or fails with its last error.
+func (w *world) eventually(within time.Duration, check func() error) {
+	w.t.Helper()
+	ctx, cancel := context.WithTimeout(w.t.Context(), within)
+	defer cancel()
+	ticks := time.NewTicker(50 * time.Millisecond)
+	defer ticks.Stop()
+	for {
+		err := check()
+		if err == nil {
+			return
+		}
+		select {
+		case <-ctx.Done():
+			w.t.Fatalf("not within %v: %v", within, err)
+		case <-ticks.C:
+		}
+	}
+}
