@@ -131,6 +131,17 @@ func (s *server) connect(ctx context.Context) error {
 	})
 }
 
+// alive returns an error when there is nothing left to measure: the run was
+// interrupted, or the server has ended.
+func (s *server) alive(ctx context.Context) error {
+	select {
+	case <-s.log.ended:
+		return fmt.Errorf("server %q has ended by itself; see %s", s.name, s.log.path)
+	default:
+		return ctx.Err()
+	}
+}
+
 // stop ends the server and waits for it. Sandboxes would run on.
 func (s *server) stop() error {
 	if err := s.cmd.Process.Signal(syscall.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
