@@ -126,8 +126,8 @@ func (b *bench) measureSequence(ctx context.Context, s *server, q sequence) erro
 				fromPool++
 			}
 		}
-		if ctx.Err() != nil {
-			return ctx.Err()
+		if err := s.alive(ctx); err != nil {
+			return err
 		}
 	}
 	if s.pool > 0 {

@@ -74,9 +74,10 @@ func (b *bench) measureExec(ctx context.Context, s *server) error {
 				start := time.Now()
 				err := c.call()
 				took := time.Since(start)
+				if err := s.alive(ctx); err != nil {
+					return err
+				}
 				switch {
-				case ctx.Err() != nil:
-					return ctx.Err()
 				case err != nil:
 					c.series.fail(err)
 				case i >= unheeded:

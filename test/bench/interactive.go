@@ -63,11 +63,11 @@ func (b *bench) measureInteractive(ctx context.Context, s *server, name string) 
 			times.add(took)
 			ok++
 		}
-		if _, err := b.remove(ctx, s, id); err != nil {
+		if err := s.alive(ctx); err != nil {
 			return err
 		}
-		if ctx.Err() != nil {
-			return ctx.Err()
+		if _, err := b.remove(ctx, s, id); err != nil {
+			return err
 		}
 	}
 	times.score = true

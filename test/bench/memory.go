@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -33,6 +35,7 @@ func (b *bench) measureMemory(ctx context.Context, s *server, name string, res *
 	if err != nil {
 		return err
 	}
+	parts := []map[string]float64{}
 	var machines []skerry.MachineID
 	for range clones {
 		a, err := b.createAndEcho(ctx, s, req)
@@ -49,41 +52,92 @@ func (b *bench) measureMemory(ctx context.Context, s *server, name string, res *
 		return err
 	}
 	for _, id := range machines {
-		hypervisor, shim, err := s.pss(id)
+		part, shim, err := s.pss(id)
 		if err != nil {
 			both.fail(err)
 			continue
 		}
-		both.addValue(hypervisor + shim)
+		both.addValue(total(part) + shim)
 		shims.addValue(shim)
+		parts = append(parts, part)
 	}
-	both.note = fmt.Sprintf("the host's available memory fell by %s MiB each", number((before-after)/clones))
+	typical := medians(parts)
+	for _, kind := range slices.Sorted(maps.Keys(typical)) {
+		both.note += fmt.Sprintf("%s %s MiB, ", kind, number(typical[kind]))
+	}
+	both.note += fmt.Sprintf("the host's available memory fell by %s MiB each", number((before-after)/clones))
 	b.finish(both, shims)
 	return s.deleteAll(ctx)
 }
 
-// pss returns the proportional set sizes, in MiB, of a machine's processes.
-func (s *server) pss(id skerry.MachineID) (hypervisor, shim float64, err error) {
+// pss returns the proportional set size, in MiB, of a machine's hypervisor by
+// kind of memory, and of its shim.
+func (s *server) pss(id skerry.MachineID) (hypervisor map[string]float64, shim float64, err error) {
 	st, err := s.machineStatus(id)
 	if err != nil {
-		return 0, 0, err
+		return nil, 0, err
 	}
 	if st.MachinePID == 0 || st.PID == 0 {
-		return 0, 0, fmt.Errorf("machine %s has no processes: %+v", id, st)
+		return nil, 0, fmt.Errorf("machine %s has no processes: %+v", id, st)
 	}
-	if hypervisor, err = processPSS(st.MachinePID); err != nil {
-		return 0, 0, err
+	smaps, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps", st.MachinePID))
+	if err != nil {
+		return nil, 0, err
 	}
-	shim, err = processPSS(st.PID)
+	if hypervisor, err = pssByKind(string(smaps)); err != nil {
+		return nil, 0, err
+	}
+	rollup, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps_rollup", st.PID))
+	if err != nil {
+		return nil, 0, err
+	}
+	shim, err = kibField(string(rollup), "Pss:")
 	return hypervisor, shim, err
 }
 
-func processPSS(pid int) (float64, error) {
-	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps_rollup", pid))
-	if err != nil {
-		return 0, err
+// pssByKind adds up the proportional set sizes in proc_pid_smaps(5), in MiB.
+func pssByKind(smaps string) (map[string]float64, error) {
+	sizes := map[string]float64{}
+	kind := ""
+	for line := range strings.Lines(smaps) {
+		fields := strings.Fields(line)
+		switch {
+		case len(fields) >= 5 && strings.Contains(fields[0], "-"):
+			kind = kindOf(fields)
+		case strings.HasPrefix(line, "Pss:"):
+			mib, err := kibField(line, "Pss:")
+			if err != nil {
+				return nil, err
+			}
+			sizes[kind] += mib
+		}
 	}
-	return kibField(string(data), "Pss:")
+	if len(sizes) == 0 {
+		return nil, errors.New("a process without memory")
+	}
+	return sizes, nil
+}
+
+// kindOf tells what a mapping is, from the fields of its first line: address
+// range, permissions, offset, device, inode, and a path if there is one.
+func kindOf(fields []string) string {
+	switch {
+	case len(fields) > 5 && strings.HasPrefix(fields[5], "/memfd:"):
+		return "guest RAM"
+	case len(fields) > 5 && strings.HasPrefix(fields[5], "/"):
+		return "program files"
+	case fields[1] == "rwxp":
+		return "translated code" // of software emulation
+	}
+	return "heap and stacks"
+}
+
+func total(parts map[string]float64) float64 {
+	sum := 0.0
+	for _, v := range parts {
+		sum += v
+	}
+	return sum
 }
 
 // availableMiB is MemAvailable of proc_meminfo(5).

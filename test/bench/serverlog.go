@@ -1,0 +1,96 @@
+package main
+
+import (
+	"bufio"
+	"encoding/json"
+	"io"
+	"os"
+	"sync"
+
+	"skerry.dev/skerry"
+)
+
+// logReader keeps a server's log in a file and picks out of it what the server
+// knows better than its client.
+type logReader struct {
+	path      string
+	file      *os.File
+	listening chan string   // gets the server's URL
+	ended     chan struct{} // closed at the end of the log
+
+	mu        sync.Mutex
+	steps     map[skerry.SandboxID]map[string]float64 // ms by step; guarded by mu
+	fromPool  map[skerry.SandboxID]bool               // guarded by mu
+	templates []float64                               // ms each took to make; guarded by mu
+}
+
+// logRecord is a line of the log.
+type logRecord struct {
+	Message   string             `json:"msg"`
+	URL       string             `json:"url"`
+	SandboxID skerry.SandboxID   `json:"sandbox_id"`
+	Pool      bool               `json:"pool"`
+	Steps     map[string]float64 `json:"steps"` // microseconds
+	DurMS     float64            `json:"dur_ms"`
+}
+
+func readLog(path string) (*logReader, error) {
+	f, err := os.Create(path)
+	if err != nil {
+		return nil, err
+	}
+	return &logReader{path: path, file: f, listening: make(chan string, 1), ended: make(chan struct{}),
+		steps: map[skerry.SandboxID]map[string]float64{}, fromPool: map[skerry.SandboxID]bool{}}, nil
+}
+
+// run reads until the server closes its end. It must not fail: a server whose
+// log is not read stops.
+func (l *logReader) run(r io.Reader) {
+	defer close(l.ended)
+	defer l.file.Close()
+	lines := bufio.NewReader(r)
+	for {
+		line, err := lines.ReadBytes('\n')
+		l.file.Write(line) // for people only
+		var rec logRecord
+		if json.Unmarshal(line, &rec) == nil {
+			l.take(rec)
+		}
+		if err != nil {
+			return
+		}
+	}
+}
+
+func (l *logReader) take(rec logRecord) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	switch rec.Message {
+	case "listening":
+		select {
+		case l.listening <- rec.URL:
+		default:
+		}
+	case "sandbox running":
+		ms := map[string]float64{"runner total": rec.DurMS}
+		for name, micros := range rec.Steps {
+			ms["runner: "+name] = micros / 1000
+		}
+		l.steps[rec.SandboxID], l.fromPool[rec.SandboxID] = ms, rec.Pool
+	case "template made":
+		l.templates = append(l.templates, rec.DurMS)
+	}
+}
+
+// of returns what the log says of a sandbox.
+func (l *logReader) of(id skerry.SandboxID) (steps map[string]float64, fromPool bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.steps[id], l.fromPool[id]
+}
+
+func (l *logReader) templatesMade() []float64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.templates
+}
