@@ -287,7 +287,7 @@ func (s *software) checkAccel(ctx context.Context) skerry.Check {
 		s.mu.Unlock()
 	}
 	if res.name != "kvm" {
-		c.Level, c.Detail = skerry.CheckWarn, "software emulation is used, programs run about seven times slower: "+res.detail
+		c.Level, c.Detail = skerry.CheckWarn, "software emulation is used, programs run many times slower: "+res.detail
 		c.Fix = "on a host with virtualisation: sudo usermod -aG kvm $USER, then log in again"
 	}
 	return c
