@@ -19,6 +19,7 @@ import (
 	"skerry.dev/skerry/internal/guestapi"
 	"skerry.dev/skerry/internal/guestbin"
 	"skerry.dev/skerry/internal/host"
+	"skerry.dev/skerry/internal/image"
 	"skerry.dev/skerry/internal/kernel"
 	"skerry.dev/skerry/internal/machine"
 	"skerry.dev/skerry/internal/machine/qemu"
@@ -235,7 +236,7 @@ func (s *software) probeKVM(ctx context.Context, g runner.Guest) error {
 // checks implements runner.Config.Checks.
 func (s *software) checks(ctx context.Context) []skerry.Check {
 	return host.Check(ctx, host.Config{DataDir: s.cfg.DataDir, Hypervisor: s.checkHypervisor, Kernel: s.checkKernel,
-		Accel: s.checkAccel, CgroupsEnforced: s.cfg.cgroups.Enforced})
+		Accel: s.checkAccel, ImageBuild: checkImageBuild, CgroupsEnforced: s.cfg.cgroups.Enforced})
 }
 
 func (s *software) checkHypervisor(ctx context.Context) skerry.Check {
@@ -265,6 +266,19 @@ func (s *software) checkKernel(context.Context) skerry.Check {
 		c.Level, c.Detail, c.Fix = skerry.CheckWarn, "not fetched yet; the server does so when it starts", "skerry kernel fetch"
 	default:
 		c.Level, c.Detail, c.Fix = skerry.CheckFail, err.Error(), "skerry kernel fetch"
+	}
+	return c
+}
+
+// checkImageBuild only warns: images can also be pulled and imported.
+func checkImageBuild(context.Context) skerry.Check {
+	c := skerry.Check{Name: "mmdebstrap", Level: skerry.CheckOK, Detail: "can build the default image"}
+	if err := image.CheckBuild(); err != nil {
+		c.Level, c.Detail = skerry.CheckWarn, "cannot build the default image: "+err.Error()
+		var lack *image.BuildLack
+		if errors.As(err, &lack) {
+			c.Detail, c.Fix = "cannot build the default image: "+lack.What, lack.Fix
+		}
 	}
 	return c
 }
