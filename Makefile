@@ -45,12 +45,14 @@ bench: setup build ## measure: create, exec, memory; a table and JSON
 
 .PHONY: build
 build: agent ## bin/skerry
+	@echo "building $(notdir $(SKERRY)) $(VERSION); the first build takes a minute or two"
 	@go build -trimpath -ldflags '$(LDFLAGS)' -o $(SKERRY) ./cmd/skerry
 
 .PHONY: agent
 agent: $(AGENTS) ## the guest agents that bin/skerry embeds
 
 internal/guestbin/bin/skerry-guest-%.gz: $(shell find cmd/skerry-guest internal/guest internal/guestapi -name '*.go' -not -name '*_test.go') go.mod $(wildcard *.go)
+	@echo "building the guest agent for $*"
 	@CGO_ENABLED=0 GOOS=linux GOARCH=$* go build -trimpath -ldflags '-s -w' -o $(CACHE)/skerry-guest-$* ./cmd/skerry-guest
 	@gzip -9 -n -c $(CACHE)/skerry-guest-$* > $@
 

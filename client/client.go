@@ -20,6 +20,7 @@ import (
 	"net/http"
 	"net/url"
 	"strings"
+	"syscall"
 	"time"
 
 	"skerry.dev/skerry"
@@ -237,8 +238,11 @@ func connectError(ctx context.Context, base *url.URL, err error) error {
 	if errors.As(err, &urlErr) {
 		err = urlErr.Err
 	}
-	e := skerry.Errorf(skerry.CodeUnavailable, "reach the server at %s: %w", base, err)
-	return e
+	hint := ""
+	if errors.Is(err, syscall.ECONNREFUSED) {
+		hint = "; `skerry server` starts one"
+	}
+	return skerry.Errorf(skerry.CodeUnavailable, "reach the server at %s: %w%s", base, err, hint)
 }
 
 // drain lets the connection be used again, unless much is left.

@@ -20,6 +20,7 @@ import (
 	"skerry.dev/skerry/internal/guestapi"
 	"skerry.dev/skerry/internal/guestbin"
 	"skerry.dev/skerry/internal/host"
+	"skerry.dev/skerry/internal/image"
 	"skerry.dev/skerry/internal/kernel"
 	"skerry.dev/skerry/internal/machine"
 	"skerry.dev/skerry/internal/machine/qemu"
@@ -253,7 +254,7 @@ func (s *software) checks(ctx context.Context) []skerry.Check {
 
 func (s *software) check(ctx context.Context) []skerry.Check {
 	return host.Check(ctx, host.Config{DataDir: s.cfg.DataDir, Hypervisor: s.checkHypervisor, Kernel: s.checkKernel,
-		Accel: s.checkAccel, CgroupsEnforced: s.cfg.cgroups.Enforced})
+		Accel: s.checkAccel, ImageBuild: checkImageBuild, CgroupsEnforced: s.cfg.cgroups.Enforced})
 }
 
 func (s *software) checkHypervisor(ctx context.Context) skerry.Check {
@@ -287,6 +288,19 @@ func (s *software) checkKernel(context.Context) skerry.Check {
 	return c
 }
 
+// checkImageBuild only warns: images can also be pulled and imported.
+func checkImageBuild(context.Context) skerry.Check {
+	c := skerry.Check{Name: "mmdebstrap", Level: skerry.CheckOK, Detail: "can build the default image"}
+	if err := image.CheckBuild(); err != nil {
+		c.Level, c.Detail = skerry.CheckWarn, "cannot build the default image: "+err.Error()
+		var lack *image.BuildLack
+		if errors.As(err, &lack) {
+			c.Detail, c.Fix = "cannot build the default image: "+lack.What, lack.Fix
+		}
+	}
+	return c
+}
+
 func (s *software) checkAccel(ctx context.Context) skerry.Check {
 	c := skerry.Check{Name: "KVM", Level: skerry.CheckOK, Detail: "the guest kernel boots with it"}
 	s.mu.Lock()
@@ -305,7 +319,7 @@ func (s *software) checkAccel(ctx context.Context) skerry.Check {
 		s.mu.Unlock()
 	}
 	if res.name != "kvm" {
-		c.Level, c.Detail = skerry.CheckWarn, "software emulation is used, programs run about seven times slower: "+res.detail
+		c.Level, c.Detail = skerry.CheckWarn, "software emulation is used, programs run many times slower: "+res.detail
 		c.Fix = "on a host with virtualisation: sudo usermod -aG kvm $USER, then log in again"
 	}
 	return c

@@ -136,7 +136,7 @@ func imageForCreate(ctx context.Context, r store.Reader, idOrName string) (i sto
 	if idOrName == "" {
 		i, err = r.DefaultImage(ctx)
 		if errors.Is(err, store.ErrNotFound) {
-			return i, skerry.Invalid("image", "required", "", "is required, as no image is the default; `skerry image pull --default REFERENCE` makes one the default")
+			return i, skerry.Invalid("image", "required", "", "is required, as no image is the default; `skerry image build-default` makes one, and so does `skerry image pull --default REFERENCE`")
 		}
 	} else {
 		i, err = findImage(ctx, r, idOrName)

@@ -27,8 +27,8 @@ type Probe func(context.Context) skerry.Check
 // Config names what is checked.
 type Config struct {
 	DataDir string
-	// Hypervisor, Kernel and Accel are probed by those who use them.
-	Hypervisor, Kernel, Accel Probe
+	// These are probed by those who use them; nil ones are left out.
+	Hypervisor, Kernel, Accel, ImageBuild Probe
 	// CgroupsEnforced says whether CPU shares can be set, and if not why.
 	CgroupsEnforced func() (bool, string)
 }
@@ -45,9 +45,11 @@ func Check(ctx context.Context, cfg Config) []skerry.Check {
 	if cfg.CgroupsEnforced != nil {
 		out = append(out, cgroups(cfg.CgroupsEnforced))
 	}
-	return append(out,
-		tool("mkfs.ext4", "makes the writable disks", "e2fsprogs", skerry.CheckFail),
-		tool("mmdebstrap", "builds the default image when there is no registry", "mmdebstrap", skerry.CheckWarn))
+	out = append(out, tool("mkfs.ext4", "makes the writable disks", "e2fsprogs"))
+	if cfg.ImageBuild != nil {
+		out = append(out, cfg.ImageBuild(ctx))
+	}
+	return out
 }
 
 // Failed reports whether some check means that sandboxes cannot run.
@@ -101,7 +103,7 @@ func cgroups(enforced func() (bool, string)) skerry.Check {
 }
 
 // sbin is searched too: mkfs is not in an ordinary user's PATH on Debian.
-func tool(name, purpose, pkg string, missing skerry.CheckLevel) skerry.Check {
+func tool(name, purpose, pkg string) skerry.Check {
 	c := skerry.Check{Name: name, Level: skerry.CheckOK}
 	path, err := exec.LookPath(name)
 	for _, dir := range []string{"/usr/sbin", "/sbin"} {
@@ -110,7 +112,7 @@ func tool(name, purpose, pkg string, missing skerry.CheckLevel) skerry.Check {
 		}
 	}
 	if err != nil {
-		c.Level, c.Detail = missing, "not found; it "+purpose
+		c.Level, c.Detail = skerry.CheckFail, "not found; it "+purpose
 		c.Fix = "sudo apt-get install " + pkg
 		return c
 	}

@@ -105,10 +105,22 @@ func (s *Store) buildDefault(ctx context.Context, t *tracker) (Info, error) {
 	return s.register(ctx, img, src, SourceBuilt, t)
 }
 
-// buildMode finds out how mmdebstrap can work here, or says what to type.
+// BuildLack is why BuildDefault cannot work on this host, and what to type.
+type BuildLack struct{ What, Fix string }
+
+func (l *BuildLack) Error() string { return l.What + ": type: " + l.Fix }
+
+// CheckBuild finds out whether BuildDefault can work on this host. The error is
+// a *BuildLack where there is something to type.
+func CheckBuild() error {
+	_, err := buildMode()
+	return err
+}
+
+// buildMode finds out how mmdebstrap can work here.
 func buildMode() (string, error) {
 	missing := func(what, fix string) error {
-		return skerry.Errorf(skerry.CodeUnavailable, "%s: type: %s", what, fix)
+		return skerry.Errorf(skerry.CodeUnavailable, "%w", &BuildLack{what, fix})
 	}
 	if _, err := exec.LookPath("mmdebstrap"); err != nil {
 		return "", missing("mmdebstrap is not installed", "sudo apt-get install mmdebstrap")
