@@ -69,7 +69,7 @@ func (c *Cgroups) place(id skerry.MachineID, pid int, r skerry.Resources) (unenf
 		return []string{"resources.cpu"}, nil
 	}
 	dir := filepath.Join(c.root, string(id))
-	if err := os.Mkdir(dir, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
+	if err := c.mkdir(dir); err != nil {
 		return nil, fmt.Errorf("control group: %w", err)
 	}
 	file, value := "cpu.shares", cpuShares(r.CPU)
@@ -82,6 +82,21 @@ func (c *Cgroups) place(id skerry.MachineID, pid int, r skerry.Resources) (unenf
 		}
 	}
 	return nil, nil
+}
+
+// mkdir makes the group of a machine. The one above it is empty between
+// sandboxes, so whoever tidies up may have removed it.
+func (c *Cgroups) mkdir(dir string) error {
+	err := os.Mkdir(dir, 0o755)
+	if errors.Is(err, fs.ErrNotExist) {
+		if err = c.prepare(); err == nil {
+			err = os.Mkdir(dir, 0o755)
+		}
+	}
+	if errors.Is(err, fs.ErrExist) {
+		return nil
+	}
+	return err
 }
 
 // remove deletes the group of a machine whose processes are gone.
