@@ -140,16 +140,31 @@ func (t *templates) close() {
 // loadOrMake loads the template from its directory. One that is damaged is
 // made anew, once.
 func (t *templates) loadOrMake(ctx context.Context, p plan) (*machine.Template, error) {
-	dir := filepath.Join(t.dir, p.key.dirName())
-	tpl, err := qemu.LoadTemplate(filepath.Join(dir, shim.RAMFile), filepath.Join(dir, shim.StateFile))
+	tpl, err := t.load(p)
 	if err == nil {
 		return tpl, nil
 	}
+	dir := filepath.Join(t.dir, p.key.dirName())
 	if !errors.Is(err, fs.ErrNotExist) {
 		t.r.log.Warn("template is damaged, it is made anew", "dir", dir, "err", err)
 	}
 	if err := t.make(ctx, p, dir); err != nil {
 		return nil, err
+	}
+	return t.load(p)
+}
+
+// load loads the template of a plan; fs.ErrNotExist is in the chain if there is
+// none. Of its disk, which each machine copies, only the size is checked here.
+func (t *templates) load(p plan) (*machine.Template, error) {
+	dir := filepath.Join(t.dir, p.key.dirName())
+	if _, err := os.Stat(dir); err != nil {
+		return nil, err
+	}
+	if info, err := os.Stat(t.scratch(p)); err != nil {
+		return nil, fmt.Errorf("disk of the template: %v", err) // the rest is there, so not fs.ErrNotExist
+	} else if want := p.scratchMiB << 20; info.Size() != want {
+		return nil, fmt.Errorf("disk of the template has %d bytes, want %d", info.Size(), want)
 	}
 	return qemu.LoadTemplate(filepath.Join(dir, shim.RAMFile), filepath.Join(dir, shim.StateFile))
 }

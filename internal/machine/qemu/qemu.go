@@ -88,6 +88,10 @@ func (d *Driver) Accel() string {
 	return "tcg"
 }
 
+// versionTimeout is how long QEMU may take to print its version, also on a busy
+// host. Every create waits for that.
+const versionTimeout = 10 * time.Second
+
 // Version names everything of the hypervisor that a template depends on:
 // QEMU's version, the processor, and a digest of the command line's layout.
 // The answer is remembered until the binary is replaced.
@@ -101,13 +105,16 @@ func (d *Driver) Version(ctx context.Context) (string, error) {
 	if d.version != "" && d.binary == id {
 		return d.version, nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, d.o.StartTimeout)
+	ask, cancel := context.WithTimeout(ctx, versionTimeout)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, id.path, "--version")
+	cmd := exec.CommandContext(ask, id.path, "--version")
 	cmd.WaitDelay = time.Second
 	out, err := cmd.Output()
+	if err != nil && ask.Err() != nil && ctx.Err() == nil {
+		err = fmt.Errorf("no answer within %v", versionTimeout)
+	}
 	if err != nil {
-		return "", skerry.Errorf(codeOf(ctx), "%s --version: %w", id.path, err)
+		return "", skerry.Errorf(codeOf(ask), "%s --version: %w", id.path, err)
 	}
 	first, _, _ := strings.Cut(string(out), "\n")
 	v := strings.TrimPrefix(first, "QEMU emulator version ")
