@@ -53,25 +53,34 @@ func print[T any](c *cli, single bool, items []T, header string, row func(T) []s
 const sandboxHeader = "ID\tNAME\tSTATUS\tIMAGE\tCPU\tMEMORY\tDISK\tAGE"
 
 func sandboxRow(sb skerry.Sandbox) []string {
-	status := string(sb.Status)
-	if sb.Reason != "" {
-		status += ": " + sb.Reason
-	}
-	return []string{string(sb.ID), sb.Name, status, sb.Image, fmt.Sprint(sb.Resources.CPU),
+	return []string{string(sb.ID), sb.Name, withReason(string(sb.Status), sb.Reason), sb.Image, fmt.Sprint(sb.Resources.CPU),
 		formatMiB(sb.Resources.MemoryMiB), formatMiB(sb.Resources.DiskMiB), formatAge(time.Since(sb.CreatedAt))}
+}
+
+// withReason puts the beginning of a reason beside a status; the whole is in the
+// JSON output.
+func withReason(status, reason string) string {
+	const room = 48
+	if reason == "" {
+		return status
+	}
+	if r := []rune(reason); len(r) > room {
+		reason = string(r[:room]) + "…"
+	}
+	return status + ": " + reason
 }
 
 const imageHeader = "ID\tNAME\tSTATUS\tPLATFORM\tSIZE\tLAYERS\tDEFAULT"
 
 func imageRow(img skerry.Image) []string {
-	status, isDefault := string(img.Status), ""
-	if img.Error != "" {
-		status += ": " + img.Error
+	status, isDefault, size := withReason(string(img.Status), img.Error), "", "-"
+	if img.Status == skerry.ImageReady {
+		size = formatBytes(img.Bytes)
 	}
 	if img.Default {
 		isDefault = "yes"
 	}
-	return []string{string(img.ID), img.Name, status, img.Platform, formatBytes(img.Bytes), fmt.Sprint(img.LayerCount), isDefault}
+	return []string{string(img.ID), img.Name, status, img.Platform, size, fmt.Sprint(img.LayerCount), isDefault}
 }
 
 const runnerHeader = "ID\tHOST\tARCH\tONLINE\tACCELERATOR\tMACHINES\tCPUS\tMEMORY\tDISK FREE"

@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"strings"
 	"sync"
 	"time"
 
@@ -138,6 +139,9 @@ func (s *software) guest(ctx context.Context, k *kernel.Kernel) (runner.Guest, e
 	dir := filepath.Join(s.dir, "guest-"+key)
 	g := runner.Guest{KernelPath: k.ImagePath, InitrdPath: filepath.Join(dir, "initramfs"),
 		PlatformPath: filepath.Join(dir, "platform.erofs"), Key: key}
+	if err := s.removeStale(filepath.Base(dir)); err != nil {
+		return g, err
+	}
 	if _, err := os.Stat(dir); err == nil {
 		return g, nil
 	}
@@ -153,6 +157,30 @@ func (s *software) guest(ctx context.Context, k *kernel.Kernel) (runner.Guest, e
 		return g, err
 	}
 	return g, os.Rename(tmp, dir)
+}
+
+// removeStale removes the software of earlier kernels and agents, and what a
+// crash left half made. Machines that run have open what they need of it.
+func (s *software) removeStale(keep string) error {
+	entries, err := os.ReadDir(s.dir)
+	if errors.Is(err, os.ErrNotExist) {
+		return os.MkdirAll(s.dir, 0o700)
+	}
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		name := e.Name()
+		stale := strings.HasPrefix(name, "new-") || strings.HasPrefix(name, "download-") ||
+			(strings.HasPrefix(name, "guest-") && name != keep)
+		if !stale {
+			continue
+		}
+		if err := os.RemoveAll(filepath.Join(s.dir, name)); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // guestKey names kernel and agent by content; modules go with the kernel.

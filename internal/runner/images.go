@@ -24,10 +24,54 @@ const progressInterval = 250 * time.Millisecond
 type imageIDs struct {
 	dir string
 	mu  sync.Mutex // serialises changes, so that a digest is deleted once
+
+	underWayMu sync.Mutex
+	underWay   map[skerry.ImageID]*registration // guarded by underWayMu
+}
+
+// registration is a pull, import or build under way.
+type registration struct {
+	cancel context.CancelFunc
+	done   chan struct{}
+}
+
+// begin notes that an image is being registered; a deletion cancels ctx.
+func (i *imageIDs) begin(ctx context.Context, id skerry.ImageID) (_ context.Context, end func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	r := &registration{cancel, make(chan struct{})}
+	i.underWayMu.Lock()
+	defer i.underWayMu.Unlock()
+	i.underWay[id] = r
+	return ctx, func() {
+		cancel()
+		i.underWayMu.Lock()
+		defer i.underWayMu.Unlock()
+		if i.underWay[id] == r {
+			delete(i.underWay, id)
+		}
+		close(r.done)
+	}
+}
+
+// stop cancels the registration of an image and waits for its end.
+func (i *imageIDs) stop(ctx context.Context, id skerry.ImageID) error {
+	i.underWayMu.Lock()
+	r := i.underWay[id]
+	i.underWayMu.Unlock()
+	if r == nil {
+		return nil
+	}
+	r.cancel()
+	select {
+	case <-r.done:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }
 
 func openImageIDs(dir string) (*imageIDs, error) {
-	return &imageIDs{dir: dir}, os.MkdirAll(dir, 0o700)
+	return &imageIDs{dir: dir, underWay: map[skerry.ImageID]*registration{}}, os.MkdirAll(dir, 0o700)
 }
 
 func (i *imageIDs) path(id skerry.ImageID) string { return filepath.Join(i.dir, string(id)+".json") }
@@ -83,7 +127,9 @@ func cutSuffix(s, suffix string) (string, bool) {
 // registerImage pulls, imports or builds an image and reports its way to ready
 // or failed. Only a failure that a later try may not have, the end of this
 // process, is an error; the command is then delivered again.
-func (r *Runner) registerImage(ctx context.Context, c bus.Command) error {
+func (r *Runner) registerImage(whole context.Context, c bus.Command) error {
+	ctx, end := r.imageIDs.begin(whole, c.ImageID)
+	defer end()
 	if rep, err := r.imageIDs.get(c.ImageID); err == nil {
 		r.reportImage(ctx, rep) // done before; the report got lost
 		return nil
@@ -103,8 +149,11 @@ func (r *Runner) registerImage(ctx context.Context, c bus.Command) error {
 		progress(skerry.PullProgress{Phase: "warming"})
 		err = r.warmImage(ctx, info.Digest)
 	}
+	if whole.Err() != nil {
+		return whole.Err()
+	}
 	if ctx.Err() != nil {
-		return ctx.Err()
+		err = skerry.Errorf(skerry.CodeGone, "the image was deleted while it was being registered")
 	}
 	rep := bus.ImageReport{ImageID: c.ImageID, Status: skerry.ImageReady, Digest: info.Digest, Platform: info.Platform,
 		Bytes: info.Bytes, LayerCount: info.LayerCount, Config: info.Config}
@@ -166,9 +215,13 @@ func (r *Runner) warmImage(ctx context.Context, digest string) error {
 	return nil
 }
 
-// deleteImage forgets an image id and removes the image's files with the last
+// deleteImage forgets an image id, ends its registration if that is under way,
+// and removes the image's files with the last
 // id that names them. Sandboxes that run keep what they have open.
 func (r *Runner) deleteImage(ctx context.Context, id skerry.ImageID) error {
+	if err := r.imageIDs.stop(ctx, id); err != nil {
+		return err
+	}
 	r.imageIDs.mu.Lock()
 	defer r.imageIDs.mu.Unlock()
 	rep, err := r.imageIDs.get(id)

@@ -15,6 +15,7 @@ import (
 // fails the machine is failed, never half a sandbox.
 func (s *shim) activate(ctx context.Context, req ActivateRequest) (ActivateReply, error) {
 	var reply ActivateReply
+	t := newTrace()
 	select {
 	case <-s.started:
 	case <-ctx.Done():
@@ -23,7 +24,7 @@ func (s *shim) activate(ctx context.Context, req ActivateRequest) (ActivateReply
 	if err := s.claim(req); err != nil {
 		return reply, err
 	}
-	t := newTrace()
+	t.step("started")
 	activated, err := s.applyActivation(ctx, req, t)
 	if err != nil {
 		s.fail(fmt.Errorf("activate: %w", err))
