@@ -20,7 +20,11 @@ import (
 // which is all that these tests need of it.
 func TestMain(m *testing.M) {
 	if len(os.Args) == 3 && os.Args[1] == "shim" {
-		err := Run(context.Background(), Config{Dir: os.Args[2], Logger: slog.New(slog.NewTextHandler(os.Stderr, nil)),
+		spec, err := ReadSpec(os.Args[2])
+		if err != nil {
+			panic(err)
+		}
+		err = Run(context.Background(), Config{Dir: os.Args[2], Spec: spec, Logger: slog.New(slog.NewTextHandler(os.Stderr, nil)),
 			Listening: os.NewFile(FDListening, "listening"),
 			NewDriver: func(DriverSpec) (machine.Driver, error) { return missing{}, nil },
 			NewNetwork: func(NetworkSpec, *slog.Logger, *os.File) (Network, error) {
