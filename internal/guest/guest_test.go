@@ -174,7 +174,7 @@ func testSystem(t *testing.T, vm *guesttest.VM) {
 	if err := vm.Control(t.Context(), guestapi.PathTune, guestapi.Tuning{MemoryMiB: 320}, nil); err != nil {
 		t.Error(err)
 	}
-	if got := vm.Output("cat", "/sys/fs/cgroup/memory.max"); got != fmt.Sprintln((320-320/64-64)<<20) {
+	if got := vm.Output("cat", "/sys/fs/cgroup/memory.max"); got != fmt.Sprintln((320-320/64-96)<<20) {
 		t.Errorf("memory.max = %q", got)
 	}
 }

@@ -18,8 +18,11 @@ import (
 	"skerry.dev/skerry/test/testserver"
 )
 
-// archive is the image of all tests; set by TestMain.
-var archive string
+// What all tests start from; set by TestMain.
+var (
+	archive  string          // of the image "shell"
+	prepared *testserver.Dir // of a server that has the image and its template
+)
 
 func TestMain(m *testing.M) {
 	code, err := runTests(m)
@@ -44,7 +47,30 @@ func runTests(m *testing.M) (code int, err error) {
 	if err := layout.Archive(context.Background(), testimage.Shell, "oci-archive", archive); err != nil {
 		return 1, err
 	}
+	if prepared, err = testserver.NewDir(0); err != nil {
+		return 1, err
+	}
+	defer func() { err = errors.Join(err, prepared.Remove()) }()
+	if err := prepare(context.Background()); err != nil {
+		return 1, err
+	}
 	return m.Run(), nil
+}
+
+// prepare registers the image and has its template made.
+func prepare(ctx context.Context) error {
+	s, err := testserver.Start(ctx, prepared, quiet)
+	if err != nil {
+		return err
+	}
+	if err := s.Import(ctx, archive, "shell"); err != nil {
+		return errors.Join(err, s.Kill())
+	}
+	sb, err := s.Create(ctx, "first")
+	if err != nil {
+		err = fmt.Errorf("%w (%s)\n%s", err, sb.Reason, s.Log())
+	}
+	return errors.Join(err, s.DeleteAll(ctx), s.Stop())
 }
 
 // world is one data directory and the server that is on it at the moment.
@@ -54,10 +80,11 @@ type world struct {
 	server *testserver.Server // nil when none runs
 }
 
-// newWorld makes a data directory. When the test ends nothing may be left of it.
+// newWorld makes a data directory that has the image and its template. When the
+// test ends nothing may be left of it.
 func newWorld(t *testing.T) *world {
 	t.Helper()
-	dir, err := testserver.NewDir(0)
+	dir, err := prepared.Clone()
 	if err != nil {
 		t.Fatal(err)
 	}

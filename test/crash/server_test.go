@@ -2,6 +2,8 @@ package crash
 
 import (
 	"context"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -22,7 +24,6 @@ func crashAt(step string) testserver.Options {
 func TestServerKilled(t *testing.T) {
 	w := newWorld(t)
 	w.start(quiet)
-	w.must(w.server.Import(t.Context(), archive, "shell"))
 	survivor := w.create("survivor")
 	w.kill()
 	for _, step := range []string{"create.reserved", "create.claimed", "create.directory", "create.started", "create.activated"} {
@@ -96,8 +97,8 @@ func (w *world) awaitCrash() {
 // image, which boots it.
 func TestKilledWhileATemplateIsMade(t *testing.T) {
 	w := newWorld(t)
+	w.must(os.RemoveAll(filepath.Join(w.dir.Data(), "templates")))
 	w.start(quiet)
-	w.must(w.server.Import(t.Context(), archive, "shell"))
 	sb, err := w.server.Client.CreateSandbox(t.Context(), client.CreateSandbox{WaitSeconds: new(int)})
 	w.must(err)
 	w.eventually(20*time.Second, func() error {
@@ -133,7 +134,6 @@ func anyQEMU(processes []testserver.Process) bool {
 func TestGracefulEnd(t *testing.T) {
 	w := newWorld(t)
 	w.start(testserver.Options{Args: []string{"--pool", "1"}})
-	w.must(w.server.Import(t.Context(), archive, "shell"))
 	sb := w.create("graceful")
 	started, ended := make(chan struct{}), make(chan error, 1)
 	go func() {

@@ -46,38 +46,6 @@ func eat(args []string) error {
 	return err
 }
 
-// spawn forks up to N processes that stay, and says how many there were when
-// the kernel refused the next. They run nothing but one system call, again and
-// again: a forked copy of a program with threads can do no more.
-func spawn(args []string) error {
-	n, err := strconv.Atoi(args[0])
-	if err != nil {
-		return err
-	}
-	var children []int
-	defer func() {
-		for _, pid := range children {
-			unix.Kill(pid, unix.SIGKILL)
-			unix.Wait4(pid, nil, 0, nil)
-		}
-	}()
-	for range n {
-		pid, _, errno := unix.RawSyscall(unix.SYS_CLONE, uintptr(unix.SIGCHLD), 0, 0)
-		if errno != 0 {
-			fmt.Println("refused after", len(children), errno)
-			return nil
-		}
-		if pid == 0 {
-			for {
-				unix.RawSyscall(unix.SYS_PPOLL, 0, 0, 0)
-			}
-		}
-		children = append(children, int(pid))
-	}
-	fmt.Println("all", len(children))
-	return nil
-}
-
 // fill writes to a file until that fails, and prints how many MiB it wrote.
 func fill(args []string) error {
 	f, err := os.Create(args[0])

@@ -17,7 +17,6 @@ var commands = map[string]func(args []string) error{
 	"identity": identity,
 	"pause":    pause,
 	"eat":      eat,
-	"spawn":    spawn,
 	"fill":     fill,
 	"past-end": pastEnd,
 	"dial":     dial,

@@ -67,10 +67,10 @@ func TestRefusedFields(t *testing.T) {
 	for _, tt := range tests {
 		status, body := call(t, "POST", "/v2/sandboxes", tt.body)
 		problem := decode[struct {
-			Code  skerry.Code
-			Field string
+			Code   skerry.Code
+			Errors []struct{ Field string }
 		}](t, body)
-		if status < 400 || status > 499 || problem.Code != tt.code || problem.Field != tt.field {
+		if status < 400 || status > 499 || problem.Code != tt.code || len(problem.Errors) != 1 || problem.Errors[0].Field != tt.field {
 			t.Errorf("%s: %d %s", tt.body, status, body)
 		}
 	}
@@ -117,7 +117,7 @@ func TestDocuments(t *testing.T) {
 	if !r.Online || r.CPUs < 1 || r.MemoryMiB < 512 || (r.Accel != "tcg" && r.Accel != "kvm") {
 		t.Errorf("runner %+v", r)
 	}
-	for _, name := range []string{"qemu", "kernel", "kvm", "disk", "cgroups"} {
+	for _, name := range []string{"qemu", "kernel", "kvm", "disk", "control groups"} {
 		if !slices.ContainsFunc(r.Facts, func(c skerry.Check) bool {
 			return strings.Contains(strings.ToLower(c.Name), name) && c.Level != skerry.CheckFail && c.Detail != ""
 		}) {

@@ -102,6 +102,19 @@ func copyFile(to, from string) error {
 	return errors.Join(err, dst.Close())
 }
 
+// Clone makes a copy, with its data, of the home of a server that does not run.
+func (d *Dir) Clone() (*Dir, error) {
+	path, err := os.MkdirTemp("", "sandboxes-")
+	if err != nil {
+		return nil, err
+	}
+	c := &Dir{Path: path, uid: d.uid}
+	if out, err := exec.Command("cp", "-a", "--", d.Path+"/.", path).CombinedOutput(); err != nil {
+		return nil, errors.Join(fmt.Errorf("copy %s: %w: %s", d.Path, err, out), c.Remove())
+	}
+	return c, nil
+}
+
 // Binary is the program.
 func (d *Dir) Binary() string { return filepath.Join(d.Path, "program") }
 

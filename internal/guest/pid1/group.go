@@ -110,8 +110,11 @@ func write(root *os.Root, name, text string) error {
 
 // userMemoryMiB is the limit of the user's processes in a machine of memMiB.
 // The kernel's text, its tables (1/64 of memory for page descriptors) and the
-// agent need the rest.
-func userMemoryMiB(memMiB int64) int64 { return memMiB - memMiB/64 - 64 }
+// agent need the rest. The limit must be below what is available to the user
+// when nothing runs (MemAvailable is 81 MiB less than 512): a machine that is
+// itself out of memory looks for one victim after the other and comes to
+// nothing else, the agent's answers included.
+func userMemoryMiB(memMiB int64) int64 { return memMiB - memMiB/64 - 96 }
 
 // setMemory limits the user's processes together.
 func (g *groups) setMemory(memMiB int64) error {
