@@ -18,7 +18,7 @@ type Spawner interface {
 
 // Spec is what a Spawner is asked to start.
 type Spec struct {
-	// ID names the process, and so its control group.
+	// ID names the process.
 	ID string
 	// Path is the absolute path of the program.
 	Path string
