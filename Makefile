@@ -15,7 +15,7 @@ SKERRY  := $(CURDIR)/bin/skerry
 
 # What runs sandboxes, and what only the tests need besides.
 RUN_PACKAGES  := qemu-system-x86 e2fsprogs mmdebstrap kmod ca-certificates uidmap
-TEST_PACKAGES := erofs-utils umoci skopeo buildah docker-registry apache2-utils qemu-utils gcc libc6-dev
+TEST_PACKAGES := busybox-static erofs-utils umoci skopeo buildah docker-registry apache2-utils qemu-utils gcc libc6-dev
 
 export SKERRY_TEST_KERNEL_DIR := $(CACHE)/kernel
 export CGO_ENABLED ?= 0
