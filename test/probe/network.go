@@ -56,6 +56,9 @@ func resolve(args []string) error {
 	return nil
 }
 
+// pingTimeout is how long an answer may take; what is closed gives none.
+const pingTimeout = 3 * time.Second
+
 // ping sends an ICMP echo request and waits for the answer.
 func ping(args []string) error {
 	ip := net.ParseIP(args[0]).To4()
@@ -64,7 +67,7 @@ func ping(args []string) error {
 		return fmt.Errorf("socket: %w", err)
 	}
 	defer unix.Close(fd)
-	tv := unix.NsecToTimeval(int64(networkTimeout))
+	tv := unix.NsecToTimeval(int64(pingTimeout))
 	if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &tv); err != nil {
 		return err
 	}

@@ -243,9 +243,8 @@ func TestMemoryBeyondTheBase(t *testing.T) {
 	// half GiB beyond it does.
 	eventually(t, 60*time.Second, func() string {
 		now := residentMiB(t, qemu)
-		t.Logf("resident before %d MiB, when it was freed %d MiB, now %d MiB", before, used, now)
 		if now > before+1024 {
-			return fmt.Sprintf("resident %d MiB before, %d MiB after use", before, now)
+			return fmt.Sprintf("resident %d MiB before, %d MiB when it was freed, %d MiB now", before, used, now)
 		}
 		return ""
 	})
