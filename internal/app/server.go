@@ -29,8 +29,14 @@ import (
 	"skerry.dev/skerry/internal/store/sqlite"
 )
 
-// shutdownTimeout bounds a graceful end.
-const shutdownTimeout = 10 * time.Second
+const (
+	// shutdownTimeout bounds a graceful end.
+	shutdownTimeout = 10 * time.Second
+	// requestGrace is how long requests may take to end by themselves then.
+	requestGrace = 2 * time.Second
+	// onlineTimeout is how long the API waits for the runner at the start.
+	onlineTimeout = 5 * time.Second
+)
 
 // region is the one region of a server on its own.
 const region = "earth"
@@ -172,10 +178,20 @@ func (s *Server) URL() string {
 // Sandboxes run on.
 func (s *Server) Run(ctx context.Context) error {
 	srv := api.NewServer(s.handler, s.log)
+	// Requests outlive the signal to end for a while, streams are cut then.
+	requests, cut := context.WithCancel(context.WithoutCancel(ctx))
+	defer cut()
+	srv.BaseContext = func(net.Listener) context.Context { return requests }
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return s.control.Run(ctx) })
 	g.Go(func() error { return s.runner.Run(ctx) })
 	g.Go(func() error {
+		select { // the first request should find the runner
+		case <-s.runner.Online():
+		case <-time.After(onlineTimeout):
+		case <-ctx.Done():
+			return nil
+		}
 		if err := srv.Serve(s.listener); !errors.Is(err, http.ErrServerClosed) {
 			return fmt.Errorf("serve: %w", err)
 		}
@@ -183,6 +199,7 @@ func (s *Server) Run(ctx context.Context) error {
 	})
 	g.Go(func() error {
 		<-ctx.Done()
+		defer time.AfterFunc(requestGrace, cut).Stop()
 		bound, cancel := context.WithTimeout(context.Background(), shutdownTimeout)
 		defer cancel()
 		if err := srv.Shutdown(bound); err != nil {

@@ -14,7 +14,6 @@ import (
 	"runtime"
 	"strings"
 	"sync"
-	"time"
 
 	"skerry.dev/skerry"
 	"skerry.dev/skerry/internal/disk"
@@ -43,10 +42,6 @@ type software struct {
 
 	mu    sync.Mutex
 	accel *accelResult // guarded by mu; nil before the probe
-
-	checksMu  sync.Mutex
-	checked   []skerry.Check // guarded by checksMu
-	checkedAt time.Time      // guarded by checksMu
 }
 
 type accelResult struct {
@@ -266,21 +261,8 @@ func (s *software) probeKVM(ctx context.Context, g runner.Guest) error {
 	return err
 }
 
-// checksFor is how long the answer of checks is good: it is asked for with
-// every heartbeat.
-const checksFor = time.Minute
-
 // checks implements runner.Config.Checks.
 func (s *software) checks(ctx context.Context) []skerry.Check {
-	s.checksMu.Lock()
-	defer s.checksMu.Unlock()
-	if time.Since(s.checkedAt) > checksFor {
-		s.checked, s.checkedAt = s.check(ctx), time.Now()
-	}
-	return s.checked
-}
-
-func (s *software) check(ctx context.Context) []skerry.Check {
 	return host.Check(ctx, host.Config{DataDir: s.cfg.DataDir, Hypervisor: s.checkHypervisor, Kernel: s.checkKernel,
 		Accel: s.checkAccel, ImageBuild: checkImageBuild, CgroupsEnforced: s.cfg.cgroups.Enforced})
 }

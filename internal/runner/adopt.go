@@ -42,9 +42,6 @@ func (r *Runner) adopt(ctx context.Context) error {
 			}
 		}
 	}
-	if err := r.templates.sweep(ctx); err != nil {
-		return err
-	}
 	return r.reportAll(ctx)
 }
 
@@ -99,7 +96,7 @@ func (r *Runner) reportAll(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	rep := &bus.RunnerReport{Heartbeat: r.sign(ctx), Images: images, Machines: r.machines()}
+	rep := &bus.RunnerReport{Heartbeat: r.sign(), Images: images, Machines: r.machines()}
 	return r.cfg.Bus.PublishEvent(ctx, bus.Event{Kind: bus.EventReport, RunnerID: r.cfg.ID, Time: time.Now(), Report: rep})
 }
 

@@ -30,13 +30,13 @@ type Prepared struct {
 func (r *Runner) prepared(ctx context.Context) (Prepared, error) {
 	r.prepareMu.Lock()
 	defer r.prepareMu.Unlock()
-	if r.ready != nil {
-		return *r.ready, nil
+	if p := r.ready.Load(); p != nil {
+		return *p, nil
 	}
 	p, err := r.cfg.Prepare(ctx)
 	if err != nil {
 		return Prepared{}, err
 	}
-	r.ready = &p
+	r.ready.Store(&p)
 	return p, nil
 }

@@ -13,6 +13,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -75,8 +76,13 @@ type Runner struct {
 	pool      *pool
 	starts    chan struct{} // a token for each machine that is being started
 
-	prepareMu sync.Mutex
-	ready     *Prepared // guarded by prepareMu; nil until Config.Prepare succeeded
+	prepareMu sync.Mutex               // held while Config.Prepare is asked
+	ready     atomic.Pointer[Prepared] // nil until it succeeded
+	checks    atomic.Pointer[[]skerry.Check]
+
+	// online is closed when the control plane has been told that this host is
+	// there.
+	online chan struct{}
 
 	// life is done when Run ends; creates and watches are under it, not
 	// under the message that caused them.
@@ -121,6 +127,7 @@ func New(cfg Config) (*Runner, error) {
 		disks:     newImageDisks(filepath.Join(cfg.Dir, "disks"), cfg.Images),
 		imageIDs:  ids,
 		starts:    make(chan struct{}, cfg.Parallel),
+		online:    make(chan struct{}),
 		sandboxes: map[skerry.SandboxID]*sandbox{}}
 	r.life, r.endLife = context.WithCancel(context.Background())
 	r.templates = newTemplates(r)
@@ -137,6 +144,8 @@ func (r *Runner) Run(ctx context.Context) error {
 	}
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return r.heartbeat(ctx) })
+	g.Go(func() error { return r.check(ctx) })
+	g.Go(func() error { return r.templates.sweep(ctx) })
 	g.Go(func() error { return r.pool.run(ctx) })
 	g.Go(func() error { return r.cfg.Bus.ConsumeCommands(ctx, r.cfg.ID, r.handleCommand) })
 	g.Go(func() error {
@@ -144,6 +153,9 @@ func (r *Runner) Run(ctx context.Context) error {
 	})
 	return g.Wait()
 }
+
+// Online is closed when the runner has told the control plane of itself.
+func (r *Runner) Online() <-chan struct{} { return r.online }
 
 // close waits for creates under way and ends the pool; sandboxes stay.
 func (r *Runner) close() {
