@@ -99,12 +99,15 @@ func TestSandbox(t *testing.T) {
 }
 
 func testIdentity(t *testing.T, vm *guesttest.VM, a guestapi.Activation) {
+	eventually(t, "the hardware address", func() (string, bool) {
+		got := vm.Output("cat", "/sys/class/net/eth0/address")
+		return got, got == a.MAC+"\n"
+	})
 	for path, want := range map[string]string{
 		"/etc/hostname":                   a.Hostname + "\n",
 		"/proc/sys/kernel/hostname":       a.Hostname + "\n",
 		"/etc/machine-id":                 a.MachineID + "\n",
 		"/proc/sys/kernel/random/boot_id": a.BootID + "\n",
-		"/sys/class/net/eth0/address":     a.MAC + "\n",
 		"/sys/class/net/eth0/mtu":         "1500\n",
 		"/etc/resolv.conf":                "nameserver 10.0.2.3\n",
 	} {

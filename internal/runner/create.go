@@ -107,11 +107,11 @@ func (r *Runner) claim(ctx context.Context, s *sandbox, p plan, diskMiB int64) (
 	if diskMiB == p.scratchMiB { // machines of the pool have the template's disk
 		m = r.pool.take(p.key)
 	}
-	s.machine = skerry.NewMachineID()
+	id := skerry.NewMachineID()
 	if m != nil {
-		s.machine = m.id
+		id = m.id
 	}
-	reply, err := r.cfg.Bus.Claim(ctx, bus.ClaimRequest{SandboxID: s.id, RunnerID: r.cfg.ID, MachineID: s.machine, Epoch: r.epoch})
+	reply, err := r.cfg.Bus.Claim(ctx, bus.ClaimRequest{SandboxID: s.id, RunnerID: r.cfg.ID, MachineID: id, Epoch: r.epoch})
 	if err == nil && !reply.OK {
 		r.log.Info("claim refused", "sandbox_id", s.id, "reason", reply.Reason)
 	}
@@ -119,6 +119,9 @@ func (r *Runner) claim(ctx context.Context, s *sandbox, p plan, diskMiB int64) (
 		r.pool.giveBack(m)
 		return nil, false, err
 	}
+	r.mu.Lock()
+	s.machine = id
+	r.mu.Unlock()
 	return m, true, nil
 }
 

@@ -22,14 +22,17 @@ func (r *Runner) delete(ctx context.Context, id skerry.SandboxID, machineID sker
 		s.cancel()
 	}
 	r.mu.Unlock()
-	if s == nil {
-		s = &sandbox{id: id, machine: machineID, cancel: func() {}}
-	} else {
+	if s != nil {
 		select {
 		case <-s.settled:
 		case <-ctx.Done():
 			return ctx.Err()
 		}
+	}
+	// Nothing here, or a job that came again and was refused: the machine is
+	// the one the control plane believes in.
+	if s == nil || s.machine == "" {
+		s = &sandbox{id: id, machine: machineID, cancel: func() {}}
 	}
 	r.step("delete.settled")
 	if s.machine.Valid() {

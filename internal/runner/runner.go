@@ -97,7 +97,9 @@ type Runner struct {
 
 // sandbox is what this host knows of a sandbox.
 type sandbox struct {
-	id      skerry.SandboxID
+	id skerry.SandboxID
+	// machine is set when the sandbox was claimed, under Runner.mu, and not
+	// changed after.
 	machine skerry.MachineID
 	memMiB  int64
 

@@ -60,7 +60,9 @@ func (w *world) killedInCreate(step string, survivor skerry.Sandbox) {
 			w.t.Error("failed without a reason")
 		}
 	}
-	w.must(w.server.Delete(w.t.Context(), sb.ID))
+	if err := w.server.Delete(w.t.Context(), sb.ID); err != nil {
+		w.t.Fatalf("%v\n%s", err, w.server.Log())
+	}
 	w.wantOnly(survivor)
 	w.kill()
 }
