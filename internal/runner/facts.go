@@ -15,12 +15,10 @@ import (
 
 // heartbeat reports the host's facts at once and then regularly.
 func (r *Runner) heartbeat(ctx context.Context) error {
-	online := sync.OnceFunc(func() { close(r.online) })
 	tick := time.NewTicker(bus.HeartbeatInterval)
 	defer tick.Stop()
 	for {
 		r.publishHeartbeat(ctx)
-		online()
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
@@ -41,12 +39,14 @@ const checksInterval = time.Minute
 // check keeps the facts about the host fresh. It is apart from the heartbeat,
 // because a check may take long: the first one can fetch a kernel.
 func (r *Runner) check(ctx context.Context) error {
+	online := sync.OnceFunc(func() { close(r.online) })
 	tick := time.NewTicker(checksInterval)
 	defer tick.Stop()
 	for {
 		checks := r.cfg.Checks(ctx)
 		r.checks.Store(&checks)
 		r.publishHeartbeat(ctx)
+		online()
 		select {
 		case <-tick.C:
 		case <-ctx.Done():

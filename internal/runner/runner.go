@@ -81,7 +81,7 @@ type Runner struct {
 	checks    atomic.Pointer[[]skerry.Check]
 
 	// online is closed when the control plane has been told that this host is
-	// there.
+	// there, and in what state.
 	online chan struct{}
 
 	// life is done when Run ends; creates and watches are under it, not
@@ -156,7 +156,8 @@ func (r *Runner) Run(ctx context.Context) error {
 	return g.Wait()
 }
 
-// Online is closed when the runner has told the control plane of itself.
+// Online is closed when the runner has told the control plane of itself and has
+// checked the host.
 func (r *Runner) Online() <-chan struct{} { return r.online }
 
 // close waits for creates under way and ends the pool; sandboxes stay.
