@@ -43,6 +43,11 @@ func (r *Runner) check(ctx context.Context) error {
 	tick := time.NewTicker(checksInterval)
 	defer tick.Stop()
 	for {
+		// The accelerator is known once all is prepared; why it cannot be is
+		// what the checks say.
+		if _, err := r.prepared(ctx); err != nil {
+			r.log.Debug("host is not ready", "err", err)
+		}
 		checks := r.cfg.Checks(ctx)
 		r.checks.Store(&checks)
 		r.publishHeartbeat(ctx)
