@@ -27,9 +27,5 @@ func LoadID(dir string) (skerry.RunnerID, error) {
 		return "", err
 	}
 	id := skerry.NewRunnerID()
-	tmp := path + ".new"
-	if err := os.WriteFile(tmp, []byte(id+"\n"), 0o600); err != nil {
-		return "", err
-	}
-	return id, os.Rename(tmp, path)
+	return id, replaceFile(path, []byte(id+"\n"))
 }

@@ -81,11 +81,7 @@ func (i *imageIDs) put(rep bus.ImageReport) error {
 	if err != nil {
 		return err
 	}
-	tmp := i.path(rep.ImageID) + ".new"
-	if err := os.WriteFile(tmp, b, 0o600); err != nil {
-		return err
-	}
-	return os.Rename(tmp, i.path(rep.ImageID))
+	return replaceFile(i.path(rep.ImageID), b)
 }
 
 func (i *imageIDs) get(id skerry.ImageID) (bus.ImageReport, error) {

@@ -103,7 +103,7 @@ func (p *pool) remember(pl plan) error {
 	if err != nil {
 		return err
 	}
-	return os.WriteFile(p.wishPath(), b, 0o600)
+	return replaceFile(p.wishPath(), b)
 }
 
 // recall asks for the machines that were wanted last. What cannot be had any
