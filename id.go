@@ -21,17 +21,20 @@ type (
 	RunnerID string
 	// ProcessID names a process started through the toolbox ("prc_…").
 	ProcessID string
+	// SnapshotID names a memory snapshot ("snap_…").
+	SnapshotID string
 	// KeyID names an API key ("key_…").
 	KeyID string
 )
 
 const (
-	sandboxPrefix = "sbx_"
-	imagePrefix   = "img_"
-	machinePrefix = "mch_"
-	runnerPrefix  = "run_"
-	processPrefix = "prc_"
-	keyPrefix     = "key_"
+	sandboxPrefix  = "sbx_"
+	imagePrefix    = "img_"
+	machinePrefix  = "mch_"
+	runnerPrefix   = "run_"
+	processPrefix  = "prc_"
+	snapshotPrefix = "snap_"
+	keyPrefix      = "key_"
 
 	idAlphabet = "abcdefghijklmnopqrstuvwxyz234567"
 	idLength   = 20
@@ -52,6 +55,9 @@ func NewRunnerID() RunnerID { return RunnerID(newID(runnerPrefix)) }
 // NewProcessID returns a fresh process identifier.
 func NewProcessID() ProcessID { return ProcessID(newID(processPrefix)) }
 
+// NewSnapshotID returns a fresh snapshot identifier.
+func NewSnapshotID() SnapshotID { return SnapshotID(newID(snapshotPrefix)) }
+
 // NewKeyID returns a fresh API key identifier.
 func NewKeyID() KeyID { return KeyID(newID(keyPrefix)) }
 
@@ -60,6 +66,9 @@ func (id SandboxID) Valid() bool { return validID(sandboxPrefix, string(id)) }
 
 // Valid reports whether id has the form of an image identifier.
 func (id ImageID) Valid() bool { return validID(imagePrefix, string(id)) }
+
+// Valid reports whether id has the form of a snapshot identifier.
+func (id SnapshotID) Valid() bool { return validID(snapshotPrefix, string(id)) }
 
 // Valid reports whether id has the form of a machine identifier.
 func (id MachineID) Valid() bool { return validID(machinePrefix, string(id)) }

@@ -32,8 +32,30 @@ type Image struct {
 	LayerCount int           `json:"layer_count"`
 	Config     ImageConfig   `json:"config"`
 	Progress   *PullProgress `json:"progress,omitempty"`
-	CreatedAt  time.Time     `json:"created_at"`
-	UpdatedAt  time.Time     `json:"updated_at"`
+	// Anonymous images are captures without a name; ExpiresAt is when one is
+	// deleted unless a sandbox is created from it before.
+	Anonymous         bool       `json:"anonymous"`
+	IdleExpirySeconds int        `json:"idle_expiry_seconds,omitempty"`
+	ExpiresAt         *time.Time `json:"expires_at,omitempty"`
+	SourceSandbox     SandboxID  `json:"source_sandbox_id,omitempty" doc:"The sandbox a capture was made of, which may be gone."`
+	// Push is the last upload to a registry, or nil.
+	Push      *PushProgress `json:"push,omitempty"`
+	CreatedAt time.Time     `json:"created_at"`
+	UpdatedAt time.Time     `json:"updated_at"`
+}
+
+// MaxImageIdleSeconds is the longest, and the default, idle window of an
+// anonymous image: 7 days.
+const MaxImageIdleSeconds = 7 * 86400
+
+// PushProgress is how far the upload of an image to a registry has come.
+type PushProgress struct {
+	Reference  string      `json:"reference"`
+	Status     ImageStatus `json:"status" enum:"pending,building,ready,failed"`
+	Error      string      `json:"error,omitempty"`
+	Digest     string      `json:"digest,omitempty" doc:"Of the manifest as pushed."`
+	DoneBytes  int64       `json:"done_bytes"`
+	TotalBytes int64       `json:"total_bytes"`
 }
 
 // ImageConfig is the part of an OCI image configuration that a sandbox honours.

@@ -41,8 +41,20 @@ type Sandbox struct {
 	User      string            `json:"user" doc:"Default OS user of commands."`
 	Env       map[string]string `json:"env"`
 	Resources Resources         `json:"resources"`
-	Runner    RunnerID          `json:"runner_id,omitempty"`
-	Machine   MachineID         `json:"machine_id,omitempty"`
+	// Persistent sandboxes can be stopped, paused and forked.
+	Persistent bool      `json:"persistent"`
+	Spot       bool      `json:"spot"`
+	Lifecycle  Lifecycle `json:"lifecycle"`
+	// Operation is what is under way: the Action, while no other may begin.
+	Operation Action `json:"operation,omitempty" doc:"What is under way; other operations are refused until it is over."`
+
+	// At most one of ForkedFrom and Snapshot is set: where memory and disk
+	// came from.
+	ForkedFrom SandboxID  `json:"forked_from,omitempty"`
+	Snapshot   SnapshotID `json:"snapshot_id,omitempty"`
+
+	Runner  RunnerID  `json:"runner_id,omitempty"`
+	Machine MachineID `json:"machine_id,omitempty"`
 
 	// Unenforced lists limits that this host cannot enforce, in wire
 	// spelling ("resources.cpu").
@@ -51,7 +63,8 @@ type Sandbox struct {
 	ToolboxURL     string     `json:"toolbox_url,omitempty"`
 	CreatedAt      time.Time  `json:"created_at"`
 	UpdatedAt      time.Time  `json:"updated_at"`
-	StartedAt      *time.Time `json:"started_at,omitempty"`
+	StartedAt      *time.Time `json:"started_at,omitempty" doc:"When it last started to run."`
+	SpotEvictedAt  *time.Time `json:"spot_evicted_at,omitempty" doc:"When its capacity was reclaimed."`
 	CreateDeadline time.Time  `json:"create_deadline"`
 }
 
@@ -65,6 +78,9 @@ type SandboxRequest struct {
 	Env            map[string]string
 	IdempotencyKey string
 	CreateTimeout  time.Duration
+	Persistent     bool
+	Spot           bool
+	Policy         LifecyclePolicy
 	// NamedByCaller is true when the name was given, so that the
 	// idempotency key is derived from it.
 	NamedByCaller bool

@@ -44,6 +44,40 @@ type RegistryAuth struct {
 	RegistryToken string `json:"registry_token,omitempty"`
 }
 
+// PushRequest uploads a registered image to a registry.
+type PushRequest struct {
+	Reference string        `json:"reference" doc:"registry.example/team/env:1"`
+	PlainHTTP bool          `json:"plain_http,omitempty"`
+	Auth      *RegistryAuth `json:"auth,omitempty"`
+}
+
+// CaptureRequest makes an image of a sandbox's file system ("Linux Sandboxes"
+// page, filesystem snapshot).
+type CaptureRequest struct {
+	Name              string `json:"name,omitempty" doc:"Unique among images and snapshots. Without it the image is anonymous."`
+	IdleExpirySeconds *int   `json:"idle_expiry_seconds,omitempty" doc:"How long an anonymous image may go without a create before it is deleted: 1 to the maximum of 7 days, or -1 for the maximum, the default. Refused with a name."`
+}
+
+// ForkRequest duplicates a sandbox.
+type ForkRequest struct {
+	Count      int               `json:"count,omitempty" doc:"1 to 64 copies; default 1."`
+	Names      []string          `json:"names,omitempty" doc:"Names of the copies; one for each, or none."`
+	Labels     map[string]string `json:"labels,omitempty" doc:"Labels of the copies, which do not inherit any."`
+	InheritEnv bool              `json:"inherit_env,omitempty" doc:"New commands in the copies get the source's environment variables, which may hold secrets. Processes that run keep theirs either way."`
+}
+
+// RestoreRequest makes a sandbox of a memory snapshot.
+type RestoreRequest struct {
+	Name                 string            `json:"name,omitempty"`
+	Labels               map[string]string `json:"labels,omitempty" doc:"The restored sandbox does not inherit the source's."`
+	Env                  map[string]string `json:"env,omitempty" doc:"Of new commands; the source's are not inherited."`
+	Persistent           *bool             `json:"persistent,omitempty" doc:"Default: as the source was. A snapshot of an ephemeral sandbox cannot become persistent."`
+	Spot                 bool              `json:"spot,omitempty"`
+	Policy               *PolicyRequest    `json:"lifecycle_policy,omitempty"`
+	IdempotencyKey       string            `json:"idempotency_key,omitempty"`
+	CreateTimeoutSeconds *int              `json:"create_timeout_seconds,omitempty"`
+}
+
 // Kinds of archives that can be imported.
 const (
 	ArchiveOCI    = "oci-layout"  // a tar of an OCI image layout

@@ -1,5 +1,7 @@
 package skerry
 
+import "slices"
+
 // Status is the detailed state of a sandbox, as the API and the command line
 // report it (Daytona's "Linux Sandboxes" page, column "API status", and its
 // "Sandboxes" page for the states of persistent sandboxes).
@@ -42,19 +44,27 @@ var stateOf = map[Status]State{
 	StatusLost:     "error",
 }
 
-// transitions is the one table of allowed changes. A delete is allowed in any
-// state, so it is not repeated in each row; see CanBecome.
-var transitions = map[Status][]Status{
-	StatusQueued:   {StatusPending, StatusFailed},
-	StatusPending:  {StatusAssigned, StatusFailed},
-	StatusAssigned: {StatusBooting, StatusFailed, StatusLost},
-	StatusBooting:  {StatusRunning, StatusFailed, StatusLost},
-	StatusRunning:  {StatusStopping, StatusPausing, StatusFailed, StatusLost},
-	StatusStopping: {StatusStopped, StatusFailed, StatusLost},
-	StatusStopped:  {StatusAssigned, StatusFailed, StatusLost},
-	StatusPausing:  {StatusPaused, StatusRunning, StatusFailed, StatusLost},
-	StatusPaused:   {StatusAssigned, StatusFailed, StatusLost},
-	StatusDeleting: {StatusDeleted},
+// transitions is the one table of allowed changes: those of any sandbox, and
+// what a persistent one can do besides. A delete is allowed in any state, so it
+// is not repeated in each row; see CanBecome.
+//
+// A machine that ends, or a host that fails, leaves a persistent sandbox
+// stopped: it is never lost with its host ("Sandboxes" page, ephemeral vs
+// persistent).
+var transitions = map[Status]struct{ any, persistent []Status }{
+	StatusQueued:   {any: []Status{StatusPending, StatusFailed}},
+	StatusPending:  {any: []Status{StatusAssigned, StatusFailed}},
+	StatusAssigned: {any: []Status{StatusBooting, StatusFailed, StatusLost}},
+	StatusBooting: {any: []Status{StatusRunning, StatusFailed, StatusLost},
+		persistent: []Status{StatusStopped, StatusPaused}}, // a start that did not work leaves what was there
+	StatusRunning: {any: []Status{StatusFailed, StatusLost},
+		persistent: []Status{StatusStopping, StatusPausing, StatusStopped}},
+	StatusStopping: {persistent: []Status{StatusStopped, StatusFailed, StatusLost}},
+	StatusStopped:  {persistent: []Status{StatusBooting, StatusFailed, StatusLost}},
+	StatusPausing:  {persistent: []Status{StatusPaused, StatusRunning, StatusStopped, StatusFailed, StatusLost}},
+	StatusPaused:   {persistent: []Status{StatusBooting, StatusStopped, StatusFailed, StatusLost}},
+	StatusLost:     {persistent: []Status{StatusStopped, StatusPaused}}, // its host came back
+	StatusDeleting: {any: []Status{StatusDeleted}},
 }
 
 // Statuses lists all statuses in the order of a sandbox's life.
@@ -75,22 +85,19 @@ func (s Status) State() State {
 	return "unknown"
 }
 
-// CanBecome reports whether the change from s to next is in the table.
-func (s Status) CanBecome(next Status) bool {
+// CanBecome reports whether the change from s to next is in the table, for a
+// persistent sandbox or another.
+func (s Status) CanBecome(next Status, persistent bool) bool {
 	if next == StatusDeleting {
 		return s != StatusDeleting && s != StatusDeleted
 	}
-	for _, t := range transitions[s] {
-		if t == next {
-			return true
-		}
-	}
-	return false
+	row := transitions[s]
+	return slices.Contains(row.any, next) || persistent && slices.Contains(row.persistent, next)
 }
 
-// CanReach reports whether some sequence of changes leads from s to target;
-// a wait for a target that cannot be reached ends early.
-func (s Status) CanReach(target Status) bool {
+// CanReach reports whether some sequence of changes leads from s to target; a
+// wait for a target that cannot be reached ends early.
+func (s Status) CanReach(target Status, persistent bool) bool {
 	seen := map[Status]bool{s: true}
 	next := []Status{s}
 	for len(next) > 0 {
@@ -100,7 +107,7 @@ func (s Status) CanReach(target Status) bool {
 			return true
 		}
 		for _, to := range Statuses() {
-			if from.CanBecome(to) && !seen[to] {
+			if from.CanBecome(to, persistent) && !seen[to] {
 				seen[to] = true
 				next = append(next, to)
 			}

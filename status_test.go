@@ -34,21 +34,31 @@ func TestTransitions(t *testing.T) {
 		"pending":  {"assigned", "failed"},
 		"assigned": {"booting", "failed", "lost"},
 		"booting":  {"running", "failed", "lost"},
-		"running":  {"stopping", "pausing", "failed", "lost"},
-		"stopping": {"stopped", "failed", "lost"},
-		"stopped":  {"assigned", "failed", "lost"},
-		"pausing":  {"paused", "running", "failed", "lost"},
-		"paused":   {"assigned", "failed", "lost"},
+		"running":  {"failed", "lost"},
 		"deleting": {"deleted"},
+	}
+	persistent := map[skerry.Status][]skerry.Status{
+		"booting":  {"stopped", "paused"},
+		"running":  {"stopping", "pausing", "stopped"},
+		"stopping": {"stopped", "failed", "lost"},
+		"stopped":  {"booting", "failed", "lost"},
+		"pausing":  {"paused", "running", "stopped", "failed", "lost"},
+		"paused":   {"booting", "stopped", "failed", "lost"},
+		"lost":     {"stopped", "paused"},
 	}
 	for _, from := range skerry.Statuses() {
 		for _, to := range skerry.Statuses() {
 			want := slices.Contains(allowed[from], to)
+			wantPersistent := want || slices.Contains(persistent[from], to)
 			if to == skerry.StatusDeleting { // a delete works in any state
 				want = from != skerry.StatusDeleting && from != skerry.StatusDeleted
+				wantPersistent = want
 			}
-			if got := from.CanBecome(to); got != want {
-				t.Errorf("%s to %s = %v, want %v", from, to, got, want)
+			if got := from.CanBecome(to, false); got != want {
+				t.Errorf("ephemeral, %s to %s = %v, want %v", from, to, got, want)
+			}
+			if got := from.CanBecome(to, true); got != wantPersistent {
+				t.Errorf("persistent, %s to %s = %v, want %v", from, to, got, wantPersistent)
 			}
 		}
 	}
@@ -56,16 +66,18 @@ func TestTransitions(t *testing.T) {
 
 func TestCanReach(t *testing.T) {
 	tests := []struct {
-		from, to skerry.Status
-		want     bool
+		from, to   skerry.Status
+		persistent bool
+		want       bool
 	}{
-		{"queued", "running", true}, {"running", "running", true}, {"running", "deleted", true}, {"stopped", "running", true},
-		{"failed", "running", false}, {"lost", "running", false}, {"deleting", "running", false}, {"deleted", "running", false},
-		{"failed", "deleted", true}, {"deleted", "deleting", false}, {"running", "queued", false},
+		{"queued", "running", false, true}, {"running", "running", false, true}, {"running", "deleted", false, true}, {"stopped", "running", true, true},
+		{"failed", "running", true, false}, {"lost", "running", false, false}, {"lost", "running", true, true}, {"deleting", "running", true, false},
+		{"deleted", "running", true, false}, {"failed", "deleted", false, true}, {"deleted", "deleting", false, false}, {"running", "queued", true, false},
+		{"running", "stopped", false, false}, {"running", "stopped", true, true}, {"queued", "paused", false, false}, {"queued", "paused", true, true},
 	}
 	for _, tt := range tests {
-		if got := tt.from.CanReach(tt.to); got != tt.want {
-			t.Errorf("%s reaches %s = %v, want %v", tt.from, tt.to, got, tt.want)
+		if got := tt.from.CanReach(tt.to, tt.persistent); got != tt.want {
+			t.Errorf("%s reaches %s (persistent %v) = %v, want %v", tt.from, tt.to, tt.persistent, got, tt.want)
 		}
 	}
 }

@@ -133,7 +133,7 @@ func (c *Client) WaitSandbox(ctx context.Context, idOrName string, timeout time.
 		if slices.Contains(until, sb.Status) {
 			return true, nil
 		}
-		if !slices.ContainsFunc(until, sb.Status.CanReach) {
+		if !slices.ContainsFunc(until, func(u skerry.Status) bool { return sb.Status.CanReach(u, sb.Persistent) }) {
 			return false, unreachable(sb, until)
 		}
 		return false, nil

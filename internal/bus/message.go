@@ -23,6 +23,12 @@ type CreateJob struct {
 	Region    string             `json:"region"`
 	Arch      string             `json:"arch"`
 	Deadline  time.Time          `json:"deadline"`
+
+	Persistent bool `json:"persistent,omitempty"`
+	// Snapshot is set to restore a memory snapshot that the runner has. A job
+	// of a fork restores what the fork has saved of its source. Resources,
+	// image and disk are then the source's; Env is over the image's.
+	Snapshot skerry.SnapshotID `json:"snapshot_id,omitempty"`
 }
 
 // ClaimRequest is a runner's question whether a sandbox is its to make.
@@ -41,14 +47,28 @@ type ClaimReply struct {
 	Reason string `json:"reason,omitempty"`
 }
 
-// The kinds of commands.
+// The kinds of commands. Those that end an operation of a sandbox are answered
+// by an EventOperation, besides the changes of status they cause.
 const (
 	CommandDeleteSandbox = "sandbox.delete"
-	CommandPullImage     = "image.pull"
-	CommandImportImage   = "image.import"
-	CommandBuildDefault  = "image.build_default"
-	CommandDeleteImage   = "image.delete"
-	CommandReport        = "runner.report" // publish a RunnerReport
+	// CommandRemoveMachine removes a machine that its sandbox has no more. The
+	// disk of a persistent sandbox is not the machine's and stays.
+	CommandRemoveMachine  = "sandbox.remove_machine"
+	CommandCreateSandbox  = "sandbox.create" // Job: one that only this runner can do
+	CommandStop           = "sandbox.stop"
+	CommandStart          = "sandbox.start" // from stopped or paused; Machine is the new one
+	CommandPause          = "sandbox.pause"
+	CommandFork           = "sandbox.fork"     // Jobs: the children, which the runner then claims
+	CommandCapture        = "sandbox.capture"  // Capture: the disk becomes an image
+	CommandSnapshot       = "sandbox.snapshot" // Snapshot: memory and disk are saved
+	CommandActivity       = "sandbox.activity" // is answered by EventActivity
+	CommandDeleteSnapshot = "snapshot.delete"
+	CommandPushImage      = "image.push"
+	CommandPullImage      = "image.pull"
+	CommandImportImage    = "image.import"
+	CommandBuildDefault   = "image.build_default"
+	CommandDeleteImage    = "image.delete"
+	CommandReport         = "runner.report" // publish a RunnerReport
 )
 
 // Command is an order to one runner. Commands are idempotent: they are
@@ -63,6 +83,22 @@ type Command struct {
 	// Pull and Import are set for their kinds.
 	Pull   *skerry.PullRequest   `json:"pull,omitempty"`
 	Import *skerry.ImportRequest `json:"import,omitempty"`
+	Push   *skerry.PushRequest   `json:"push,omitempty"`
+
+	// Job is of CommandCreateSandbox; of CommandStart it says what the
+	// machine is made of, should the runner have to boot it.
+	Job        *CreateJob        `json:"job,omitempty"`
+	Jobs       []CreateJob       `json:"jobs,omitempty"`
+	SnapshotID skerry.SnapshotID `json:"snapshot_id,omitempty"`
+	// Capture names the image that ImageID becomes.
+	Capture *CaptureOrder `json:"capture,omitempty"`
+}
+
+// CaptureOrder makes an image of a sandbox's file system: one more layer on the
+// image it was made of.
+type CaptureOrder struct {
+	BaseDigest string `json:"base_digest"`
+	Comment    string `json:"comment"` // of the layer, in the image's history
 }
 
 // The kinds of events.
@@ -70,6 +106,13 @@ const (
 	EventSandbox = "sandbox" // a sandbox changed its status
 	EventImage   = "image"   // an image changed its status or progress
 	EventReport  = "report"  // what the runner has; sent first at each start, and when asked for
+
+	// EventOperation: the source sandbox's part of an operation is over; with
+	// a Reason it did not work, and the sandbox is what it was before.
+	EventOperation = "operation"
+	// EventActivity tells whether a sandbox is in use, see CommandActivity.
+	EventActivity = "activity"
+	EventSnapshot = "snapshot" // a snapshot changed its status
 )
 
 // Event is what a runner reports. Events of one runner arrive in order and at
@@ -88,6 +131,15 @@ type Event struct {
 	Unenforced []string         `json:"unenforced,omitempty"`
 	User       string           `json:"user,omitempty"` // as the guest resolved it
 
+	// Of an operation.
+	Operation skerry.Action `json:"operation,omitempty"`
+	// Of an activity: Busy while a request or a command runs, else LastActive
+	// is when the last one ended (host clock; zero if there was none).
+	Busy       bool      `json:"busy,omitempty"`
+	LastActive time.Time `json:"last_active,omitzero"`
+
+	Snapshot *SnapshotReport `json:"snapshot,omitempty"`
+
 	// Of an image: the fields of skerry.Image that the runner knows.
 	Image *ImageReport `json:"image,omitempty"`
 
@@ -100,11 +152,13 @@ type Event struct {
 // listed are taken for lost.
 type RunnerReport struct {
 	Heartbeat
-	Machines []MachineReport `json:"machines"`
-	Images   []ImageReport   `json:"images"`
+	Machines  []MachineReport  `json:"machines"`
+	Images    []ImageReport    `json:"images"`
+	Snapshots []SnapshotReport `json:"snapshots,omitempty"`
 }
 
-// MachineReport is a machine that a runner has, or knows to be broken.
+// MachineReport is a machine that a runner has, or knows to be broken, or the
+// last machine of a persistent sandbox that is stopped or paused.
 type MachineReport struct {
 	SandboxID skerry.SandboxID `json:"sandbox_id"`
 	MachineID skerry.MachineID `json:"machine_id"`
@@ -134,4 +188,17 @@ type ImageReport struct {
 	Config     skerry.ImageConfig   `json:"config"`
 	Progress   *skerry.PullProgress `json:"progress,omitempty"`
 	Deleted    bool                 `json:"deleted,omitempty"`
+	// Push is set in the report of an upload, which changes nothing else.
+	Push *skerry.PushProgress `json:"push,omitempty"`
+}
+
+// SnapshotReport is a runner's word on a memory snapshot.
+type SnapshotReport struct {
+	SnapshotID  skerry.SnapshotID  `json:"snapshot_id"`
+	Status      skerry.ImageStatus `json:"status"`
+	Error       string             `json:"error,omitempty"`
+	MemoryBytes int64              `json:"memory_bytes,omitempty"`
+	DiskBytes   int64              `json:"disk_bytes,omitempty"`
+	PauseMillis int64              `json:"pause_millis,omitempty"`
+	Deleted     bool               `json:"deleted,omitempty"`
 }

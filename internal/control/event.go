@@ -68,7 +68,7 @@ func (c *Control) applyStatus(ctx context.Context, t *txn, s *store.Sandbox, e b
 	default:
 		return false, nil // is not for a runner to say
 	}
-	if _, ok := path(s.Status, e.Status); !ok {
+	if _, ok := path(s.Status, e.Status, s.Persistent); !ok {
 		return false, nil
 	}
 	if e.Status == skerry.StatusFailed || e.Status == skerry.StatusLost {
@@ -92,7 +92,7 @@ func (c *Control) machineGone(ctx context.Context, t *txn, s *store.Sandbox, why
 	case skerry.StatusAssigned, skerry.StatusBooting:
 		return true, t.fail(ctx, s, skerry.StatusFailed, "interrupted while it was created: "+why)
 	default:
-		if !s.Status.CanBecome(skerry.StatusLost) {
+		if !s.Status.CanBecome(skerry.StatusLost, s.Persistent) {
 			return false, nil
 		}
 		return true, t.fail(ctx, s, skerry.StatusLost, why)

@@ -17,21 +17,23 @@ import (
 
 // TestPathsFollowTheTable: whatever path allows is a sequence of allowed changes.
 func TestPathsFollowTheTable(t *testing.T) {
-	for _, from := range skerry.Statuses() {
-		for _, to := range skerry.Statuses() {
-			steps, ok := path(from, to)
-			if from.CanBecome(to) && !ok {
-				t.Errorf("%s cannot become %s, which the table allows", from, to)
-			}
-			at := from
-			for _, step := range steps {
-				if !at.CanBecome(step) {
-					t.Errorf("path from %s to %s has a step from %s to %s", from, to, at, step)
+	for _, persistent := range []bool{false, true} {
+		for _, from := range skerry.Statuses() {
+			for _, to := range skerry.Statuses() {
+				steps, ok := path(from, to, persistent)
+				if from.CanBecome(to, persistent) && !ok {
+					t.Errorf("%s cannot become %s, which the table allows", from, to)
 				}
-				at = step
-			}
-			if ok && at != to {
-				t.Errorf("path from %s to %s ends at %s", from, to, at)
+				at := from
+				for _, step := range steps {
+					if !at.CanBecome(step, persistent) {
+						t.Errorf("path from %s to %s has a step from %s to %s", from, to, at, step)
+					}
+					at = step
+				}
+				if ok && at != to {
+					t.Errorf("path from %s to %s ends at %s", from, to, at)
+				}
 			}
 		}
 	}
@@ -45,11 +47,11 @@ func TestSandboxEvents(t *testing.T) {
 		"pending":  {},
 		"assigned": {"booting": "booting", "running": "running", "failed": "failed", "lost": "lost", "deleted": "failed"},
 		"booting":  {"running": "running", "failed": "failed", "lost": "lost", "deleted": "failed"},
-		"running":  {"stopping": "stopping", "pausing": "pausing", "failed": "failed", "lost": "lost", "deleted": "lost"},
-		"stopping": {"stopped": "stopped", "failed": "failed", "lost": "lost", "deleted": "lost"},
-		"stopped":  {"failed": "failed", "lost": "lost", "deleted": "lost"},
-		"pausing":  {"paused": "paused", "running": "running", "failed": "failed", "lost": "lost", "deleted": "lost"},
-		"paused":   {"failed": "failed", "lost": "lost", "deleted": "lost"},
+		"running":  {"failed": "failed", "lost": "lost", "deleted": "lost"},
+		"stopping": {}, // and the next three are not for an ephemeral sandbox
+		"stopped":  {},
+		"pausing":  {},
+		"paused":   {},
 		"deleting": {"deleted": "deleted"},
 		"deleted":  {},
 		"failed":   {},
@@ -482,7 +484,6 @@ func TestReport(t *testing.T) {
 		{name: "assigned, missing", status: "assigned", want: "failed"},
 		{name: "booting, missing", status: "booting", want: "failed"},
 		{name: "running, missing", status: "running", want: "lost"},
-		{name: "paused, missing", status: "paused", want: "lost"},
 		{name: "deleting, missing", status: "deleting", want: "deleted"},
 		{name: "failed, missing", status: "failed", want: "failed"},
 		{name: "lost, missing", status: "lost", want: "lost"},

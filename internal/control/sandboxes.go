@@ -202,7 +202,7 @@ func (c *Control) ListSandboxes(ctx context.Context, filter skerry.SandboxFilter
 // by the status. Errors: CodeNotFound, CodeUnavailable at Close.
 func (c *Control) WaitSandbox(ctx context.Context, idOrName string, until []skerry.Status, timeout time.Duration) (skerry.Sandbox, error) {
 	settled := func(s skerry.Sandbox) bool {
-		return slices.Contains(until, s.Status) || !slices.ContainsFunc(until, s.Status.CanReach)
+		return slices.Contains(until, s.Status) || !slices.ContainsFunc(until, func(u skerry.Status) bool { return s.Status.CanReach(u, s.Persistent) })
 	}
 	s, err := c.Sandbox(ctx, idOrName)
 	if err != nil || settled(s) || timeout <= 0 {
@@ -249,7 +249,7 @@ func (c *Control) DeleteSandbox(ctx context.Context, idOrName string) (skerry.Sa
 }
 
 func (c *Control) deleteSandbox(ctx context.Context, t *txn, s *store.Sandbox) error {
-	if !s.Status.CanBecome(skerry.StatusDeleting) {
+	if !s.Status.CanBecome(skerry.StatusDeleting, s.Persistent) {
 		return nil // is being deleted, or is deleted
 	}
 	end := skerry.StatusDeleted

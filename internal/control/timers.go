@@ -136,7 +136,7 @@ func (c *Control) giveUpRunner(ctx context.Context, id skerry.RunnerID) error {
 			switch {
 			case s.Status == skerry.StatusDeleting:
 				err = c.end(ctx, t, &s, skerry.StatusDeleted)
-			case s.Status.CanBecome(skerry.StatusLost):
+			case s.Status.CanBecome(skerry.StatusLost, s.Persistent):
 				err = t.fail(ctx, &s, skerry.StatusLost, why)
 			}
 			if err != nil {

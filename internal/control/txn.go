@@ -68,14 +68,14 @@ var creation = []skerry.Status{skerry.StatusQueued, skerry.StatusPending, skerry
 // reported may be several steps ahead of what is recorded: a runner may claim a
 // sandbox before the publication of its job is recorded, and a report of a
 // running machine tells that it booted.
-func path(from, to skerry.Status) ([]skerry.Status, bool) {
+func path(from, to skerry.Status, persistent bool) ([]skerry.Status, bool) {
 	if i, j := slices.Index(creation, from), slices.Index(creation, to); i >= 0 && i < j {
 		return creation[i+1 : j+1], true
 	}
-	if from.CanBecome(to) {
+	if from.CanBecome(to, persistent) {
 		return []skerry.Status{to}, true
 	}
-	if to == skerry.StatusDeleted && from.CanBecome(skerry.StatusDeleting) {
+	if to == skerry.StatusDeleted && from.CanBecome(skerry.StatusDeleting, persistent) {
 		return []skerry.Status{skerry.StatusDeleting, skerry.StatusDeleted}, true
 	}
 	return nil, false
@@ -83,7 +83,7 @@ func path(from, to skerry.Status) ([]skerry.Status, bool) {
 
 // move changes the status of s along a path, which must exist, and writes s.
 func (t *txn) move(ctx context.Context, s *store.Sandbox, to skerry.Status) error {
-	steps, ok := path(s.Status, to)
+	steps, ok := path(s.Status, to, s.Persistent)
 	if !ok {
 		return fmt.Errorf("sandbox %s cannot become %s, it is %s", s.ID, to, s.Status)
 	}

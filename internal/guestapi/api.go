@@ -47,6 +47,12 @@ const (
 	PathActivate = "/activate" // Activation -> Activated
 	PathQuiesce  = "/quiesce"  // nothing -> nothing; frees memory; the host then closes the link and captures
 	PathTune     = "/tune"     // Tuning -> nothing; after memory was plugged
+	// PathFreeze and PathThaw bring the sandbox to a standstill for a capture:
+	// Freeze -> nothing, nothing -> nothing. A machine that was captured with
+	// frozen processes is thawed by PathRenew.
+	PathFreeze   = "/freeze"
+	PathThaw     = "/thaw"
+	PathRenew    = "/renew"    // Renewal -> nothing; the first message to a machine that was restored from a user's memory
 	PathShutdown = "/shutdown" // Shutdown -> nothing; ends processes, syncs, remounts read-only; the host then stops the machine
 	PathStats    = "/stats"    // nothing -> Stats
 )
@@ -98,6 +104,32 @@ type Activation struct {
 	ScratchSectors int64 `json:"scratch_sectors,omitempty"`
 }
 
+// Freeze asks for a standstill. It is answered when that is reached.
+type Freeze struct {
+	// Processes stops all of the user's processes, so that none runs before a
+	// restored copy has its own randomness, clock and names.
+	Processes bool `json:"processes,omitempty"`
+	// Disk writes all that is dirty to the writable disk and holds back writes
+	// (FIFREEZE, ioctl_fs(2)): the disk is then consistent without its
+	// journal. It is thawed by the agent itself after DiskMillis, should the
+	// host not do it.
+	Disk       bool  `json:"disk,omitempty"`
+	DiskMillis int64 `json:"disk_millis,omitempty"`
+}
+
+// Renewal gives a machine that was saved with a sandbox in it fresh randomness
+// and the time, a new identity if it becomes another sandbox, and then thaws
+// its processes. The agent fails closed: after an error nothing of the user
+// runs. Processes go on over it; connections to the toolbox of before are gone.
+type Renewal struct {
+	Time    time.Time `json:"time"`
+	Entropy []byte    `json:"entropy"`
+	// Identity is nil for the same sandbox. Of it SandboxID, Hostname,
+	// MachineID, BootID, MAC and Env count; Env takes the place of the
+	// sandbox's variables for new commands.
+	Identity *Activation `json:"identity,omitempty"`
+}
+
 // Rehearsal tells the host what to run over a StreamRehearsal.
 type Rehearsal struct {
 	Argv []string `json:"argv"`
@@ -130,6 +162,13 @@ type Stats struct {
 	MemoryTotalMiB int64 `json:"memory_total_mib"`
 	DiskUsedMiB    int64 `json:"disk_used_mib"`
 	DiskTotalMiB   int64 `json:"disk_total_mib"`
+
+	// Busy is true while a toolbox request is being served, a connection into
+	// the sandbox is open, or a process started through the toolbox runs.
+	Busy bool `json:"busy"`
+	// IdleMillis is for how long it has not been busy, on the guest's
+	// monotonic clock; 0 while it is.
+	IdleMillis int64 `json:"idle_millis"`
 }
 
 // DialRequest asks for a connection to a port inside the guest.
