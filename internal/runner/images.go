@@ -193,7 +193,7 @@ func (r *Runner) warmImage(ctx context.Context, digest string) error {
 	if err != nil {
 		return err
 	}
-	p, err := r.plan(ctx, digest, res)
+	p, err := r.plan(ctx, digest, res, ephemeral)
 	if err != nil {
 		return err
 	}

@@ -18,14 +18,20 @@ type plan struct {
 	img   imageDisk
 	res   skerry.Resources
 	shape machine.Shape
-	// scratchMiB is the size of the disk the template was captured with; a
-	// sandbox has at least that.
-	scratchMiB int64
-	key        TemplateKey
+	key   TemplateKey
 }
 
+// use is what a machine is made for.
+type use int
+
+const (
+	ephemeral  use = iota // its disk lives as long as the machine
+	persistent            // its disk outlives machines, and their crashes
+	restart               // its disk is there and in use
+)
+
 // plan looks up what a machine for the image digest and size needs.
-func (r *Runner) plan(ctx context.Context, digest string, res skerry.Resources) (plan, error) {
+func (r *Runner) plan(ctx context.Context, digest string, res skerry.Resources, u use) (plan, error) {
 	prep, err := r.prepared(ctx)
 	if err != nil {
 		return plan{}, err
@@ -34,9 +40,14 @@ func (r *Runner) plan(ctx context.Context, digest string, res skerry.Resources) 
 	if err != nil {
 		return plan{}, err
 	}
-	p := plan{prep: prep, img: img, res: res, shape: shapeFor(res), scratchMiB: scratchClass(res.DiskMiB)}
+	p := plan{prep: prep, img: img, res: res, shape: shapeFor(res)}
 	p.key = TemplateKey{Image: img.digest, Guest: prep.Guest.Key, Kernel: kernel.CommandLine(prep.Driver.Accel),
-		Hypervisor: prep.Hypervisor, Shape: p.shape, ScratchMiB: p.scratchMiB}
+		Hypervisor: prep.Hypervisor, Shape: p.shape}
+	if u == restart {
+		p.key.Bare = true
+	} else {
+		p.key.ScratchMiB, p.key.Journal = scratchClass(res.DiskMiB), u == persistent
+	}
 	return p, nil
 }
 
@@ -57,13 +68,17 @@ func scratchClass(mib int64) int64 {
 
 // spec is what every shim of this plan has in common.
 func (r *Runner) spec(id skerry.MachineID, p plan) shim.Spec {
-	driver := p.prep.Driver
+	return shim.Spec{MachineID: id, ImageDigest: p.img.digest, Shape: p.shape, Image: p.img.extents,
+		Driver: r.driver(id, p.prep), Network: r.cfg.Network}
+}
+
+func (r *Runner) driver(id skerry.MachineID, prep Prepared) shim.DriverSpec {
+	d := prep.Driver
 	if r.cfg.DropPrivileges {
-		driver.UID = machineUID(id)
-		driver.GID = driver.UID
+		d.UID = machineUID(id)
+		d.GID = d.UID
 	}
-	return shim.Spec{MachineID: id, ImageDigest: p.img.digest, Shape: p.shape, Image: p.img.extents, TemplateScratchMiB: p.scratchMiB,
-		Driver: driver, Network: r.cfg.Network}
+	return d
 }
 
 // machineUID is the user id of a machine's hypervisor, one of its own, so that
@@ -79,20 +94,29 @@ func machineUID(id skerry.MachineID) int {
 	return first + int(h>>(32-bits))
 }
 
-// startMachine starts a shim for a machine of the plan with a writable disk of
-// diskMiB: restored from the template, which is made first if there is none, or
-// booted. The machine's directory is there and empty.
-func (r *Runner) startMachine(ctx context.Context, id skerry.MachineID, p plan, diskMiB int64, warm bool) (*shim.Process, error) {
+// diskPlan is the writable disk of a machine to start: a file, there already or to
+// be made with a size.
+type diskPlan struct {
+	path string
+	mib  int64
+	kept bool // is there
+}
+
+// startMachine starts a shim for a machine of the plan: restored from the
+// template, which is made first if there is none, or booted. The machine's
+// directory is there and empty.
+func (r *Runner) startMachine(ctx context.Context, id skerry.MachineID, p plan, d diskPlan, warm bool) (*shim.Process, error) {
 	spec := r.spec(id, p)
-	spec.Warm = warm
-	scratch := filepath.Join(r.machineDir(id), shim.ScratchFile)
+	spec.Warm, spec.Scratch = warm, d.path
 	if r.cfg.ColdBoot {
 		var err error
 		if spec.Boot, err = p.img.boot(p.prep); err != nil {
 			return nil, err
 		}
-		if err := r.cfg.Scratch.Create(ctx, scratch, disk.ScratchOptions{MiB: diskMiB}); err != nil {
-			return nil, err
+		if !d.kept {
+			if err := r.cfg.Scratch.Create(ctx, d.path, disk.ScratchOptions{MiB: d.mib, Journal: p.key.Journal}); err != nil {
+				return nil, err
+			}
 		}
 		return shim.Start(ctx, r.cfg.ShimArgv, r.machineDir(id), spec, nil)
 	}
@@ -101,8 +125,12 @@ func (r *Runner) startMachine(ctx context.Context, id skerry.MachineID, p plan, 
 		return nil, err
 	}
 	defer done()
-	if err := disk.CopyScratch(scratch, r.templates.scratch(p), diskMiB); err != nil {
-		return nil, err
+	spec.TemplateRAM = filepath.Join(r.templates.path(p.key), shim.RAMFile)
+	spec.TemplateScratchBytes = p.key.ScratchMiB << 20
+	if !d.kept {
+		if err := disk.CopyScratch(d.path, r.templates.scratch(p), d.mib); err != nil {
+			return nil, err
+		}
 	}
 	return shim.Start(ctx, r.cfg.ShimArgv, r.machineDir(id), spec, tpl)
 }

@@ -114,7 +114,7 @@ func (p *pool) recall(ctx context.Context) {
 	if err != nil || json.Unmarshal(b, &wish) != nil {
 		return
 	}
-	if pl, err := p.r.plan(ctx, wish.Digest, wish.Resources); err == nil {
+	if pl, err := p.r.plan(ctx, wish.Digest, wish.Resources, ephemeral); err == nil {
 		p.keep(pl)
 	}
 }
@@ -248,7 +248,7 @@ func (p *pool) add(ctx context.Context, pl plan) error {
 		return err
 	}
 	u.add("machine", func(ctx context.Context) error { return p.r.clearMachine(ctx, m.id, false) })
-	if m.proc, err = p.r.startMachine(ctx, m.id, pl, pl.scratchMiB, true); err == nil {
+	if m.proc, err = p.r.startMachine(ctx, m.id, pl, diskPlan{path: filepath.Join(p.r.machineDir(m.id), shim.ScratchFile), mib: pl.key.ScratchMiB}, true); err == nil {
 		err = p.awaitReady(ctx, m.proc)
 	}
 	if err != nil {

@@ -10,7 +10,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"sync"
 	"time"
 
 	"skerry.dev/skerry"
@@ -21,10 +20,6 @@ import (
 	"skerry.dev/skerry/internal/shim"
 )
 
-// loadedTemplates is how many templates stay in memory. Each holds the touched
-// pages of a booted guest, about 100 MiB.
-const loadedTemplates = 8
-
 // TemplateKey is everything the state of a template depends on.
 type TemplateKey struct {
 	Image      string        `json:"image"`  // digests of the image's disk
@@ -33,6 +28,10 @@ type TemplateKey struct {
 	Hypervisor string        `json:"hypervisor"`
 	Shape      machine.Shape `json:"shape"`
 	ScratchMiB int64         `json:"scratch_mib"`
+	Journal    bool          `json:"journal,omitempty"` // the disk has one
+	// Bare templates are for disks that are in use already: nothing of the
+	// machine depends on the disk yet, so it has neither size nor journal.
+	Bare bool `json:"bare,omitempty"`
 }
 
 // dirName is the name of the template's directory.
@@ -48,93 +47,19 @@ const templateKeyFile = "template.json"
 type templates struct {
 	r   *Runner
 	dir string
-
-	mu    sync.Mutex
-	byKey map[TemplateKey]*template // guarded by mu
-}
-
-// template is one entry; its own lock is held while it is made or loaded, so
-// that creates of one image wait for each other and others do not.
-type template struct {
-	mu     sync.Mutex
-	loaded *machine.Template // guarded by mu; nil when not in memory
-	used   time.Time         // guarded by templates.mu
-	users  int               // guarded by templates.mu
 }
 
 func newTemplates(r *Runner) *templates {
-	return &templates{r: r, dir: filepath.Join(r.cfg.Dir, "templates"), byKey: map[TemplateKey]*template{}}
+	return &templates{r: r, dir: filepath.Join(r.cfg.Dir, "templates")}
 }
+
+// path is the directory of a template.
+func (t *templates) path(key TemplateKey) string { return filepath.Join(t.dir, key.dirName()) }
 
 // get returns the loaded template, made first if need be. done must be called
 // when its descriptors have been handed on.
 func (t *templates) get(ctx context.Context, p plan) (tpl *machine.Template, done func(), err error) {
-	e := t.hold(p.key)
-	done = func() { t.release(e) }
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if e.loaded == nil {
-		if e.loaded, err = t.loadOrMake(ctx, p); err != nil {
-			done()
-			return nil, nil, err
-		}
-	}
-	return e.loaded, done, nil
-}
-
-func (t *templates) hold(key TemplateKey) *template {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	e := t.byKey[key]
-	if e == nil {
-		e = &template{}
-		t.byKey[key] = e
-	}
-	e.users++
-	e.used = time.Now()
-	t.evictLocked()
-	return e
-}
-
-func (t *templates) release(e *template) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	e.users--
-}
-
-// evictLocked drops the longest unused templates from memory. Machines that
-// run keep the pages they share.
-func (t *templates) evictLocked() {
-	for len(t.byKey) > loadedTemplates {
-		var oldest *template
-		var oldestKey TemplateKey
-		for k, e := range t.byKey {
-			if e.users == 0 && (oldest == nil || e.used.Before(oldest.used)) {
-				oldest, oldestKey = e, k
-			}
-		}
-		if oldest == nil {
-			return
-		}
-		delete(t.byKey, oldestKey)
-		closeTemplate(oldest.loaded)
-	}
-}
-
-func closeTemplate(tpl *machine.Template) {
-	if tpl != nil {
-		tpl.RAM.Close()
-		tpl.State.Close()
-	}
-}
-
-func (t *templates) close() {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	for _, e := range t.byKey {
-		closeTemplate(e.loaded)
-	}
-	clear(t.byKey)
+	return t.r.memories.get(ctx, t.path(p.key), func(ctx context.Context) (*machine.Template, error) { return t.loadOrMake(ctx, p) })
 }
 
 // loadOrMake loads the template from its directory. One that is damaged is
@@ -144,7 +69,7 @@ func (t *templates) loadOrMake(ctx context.Context, p plan) (*machine.Template, 
 	if err == nil {
 		return tpl, nil
 	}
-	dir := filepath.Join(t.dir, p.key.dirName())
+	dir := t.path(p.key)
 	if !errors.Is(err, fs.ErrNotExist) {
 		t.r.log.Warn("template is damaged, it is made anew", "dir", dir, "err", err)
 	}
@@ -157,14 +82,16 @@ func (t *templates) loadOrMake(ctx context.Context, p plan) (*machine.Template, 
 // load loads the template of a plan; fs.ErrNotExist is in the chain if there is
 // none. Of its disk, which each machine copies, only the size is checked here.
 func (t *templates) load(p plan) (*machine.Template, error) {
-	dir := filepath.Join(t.dir, p.key.dirName())
+	dir := t.path(p.key)
 	if _, err := os.Stat(dir); err != nil {
 		return nil, err
 	}
-	if info, err := os.Stat(t.scratch(p)); err != nil {
-		return nil, fmt.Errorf("disk of the template: %v", err) // the rest is there, so not fs.ErrNotExist
-	} else if want := p.scratchMiB << 20; info.Size() != want {
-		return nil, fmt.Errorf("disk of the template has %d bytes, want %d", info.Size(), want)
+	if !p.key.Bare {
+		if info, err := os.Stat(t.scratch(p)); err != nil {
+			return nil, fmt.Errorf("disk of the template: %v", err) // the rest is there, so not fs.ErrNotExist
+		} else if want := p.key.ScratchMiB << 20; info.Size() != want {
+			return nil, fmt.Errorf("disk of the template has %d bytes, want %d", info.Size(), want)
+		}
 	}
 	return qemu.LoadTemplate(filepath.Join(dir, shim.RAMFile), filepath.Join(dir, shim.StateFile))
 }
@@ -182,13 +109,15 @@ func (t *templates) make(ctx context.Context, p plan, dir string) (err error) {
 		err = errors.Join(err, t.r.clearMachine(context.WithoutCancel(ctx), id, false))
 	}()
 	spec := t.r.spec(id, p)
-	spec.Capture = true
+	spec.Capture, spec.Bare = true, p.key.Bare
 	if spec.Boot, err = p.img.boot(p.prep); err != nil {
 		return err
 	}
-	scratch := filepath.Join(mdir, shim.ScratchFile)
-	if err := t.r.cfg.Scratch.Create(ctx, scratch, disk.ScratchOptions{MiB: p.scratchMiB}); err != nil {
-		return err
+	if !p.key.Bare {
+		scratch := filepath.Join(mdir, shim.ScratchFile)
+		if err := t.r.cfg.Scratch.Create(ctx, scratch, disk.ScratchOptions{MiB: p.key.ScratchMiB, Journal: p.key.Journal}); err != nil {
+			return err
+		}
 	}
 	proc, err := shim.Start(ctx, t.r.cfg.ShimArgv, mdir, spec, nil)
 	if err != nil {
@@ -209,7 +138,7 @@ func (t *templates) make(ctx context.Context, p plan, dir string) (err error) {
 
 // scratch is the writable disk the template of a plan was captured with.
 func (t *templates) scratch(p plan) string {
-	return filepath.Join(t.dir, p.key.dirName(), shim.ScratchFile)
+	return filepath.Join(t.path(p.key), shim.ScratchFile)
 }
 
 // store moves the captured files to dir in one step.
@@ -219,7 +148,11 @@ func (t *templates) store(key TemplateKey, from, dir string) error {
 		return err
 	}
 	defer os.RemoveAll(tmp)
-	for _, f := range append(qemu.TemplateFiles(shim.StateFile, shim.RAMFile), shim.ScratchFile) {
+	files := qemu.TemplateFiles(shim.StateFile, shim.RAMFile)
+	if !key.Bare {
+		files = append(files, shim.ScratchFile)
+	}
+	for _, f := range files {
 		if err := os.Rename(filepath.Join(from, f), filepath.Join(tmp, f)); err != nil {
 			return err
 		}
@@ -257,14 +190,6 @@ func (t *templates) sweep(ctx context.Context) error {
 
 // removeImage removes the templates of an image that is deleted.
 func (t *templates) removeImage(digest string) error {
-	t.mu.Lock()
-	for key, e := range t.byKey {
-		if key.Image == digest && e.users == 0 {
-			closeTemplate(e.loaded)
-			delete(t.byKey, key)
-		}
-	}
-	t.mu.Unlock()
 	return t.remove(func(key TemplateKey) bool { return key.Image == digest })
 }
 
@@ -281,6 +206,7 @@ func (t *templates) remove(stale func(TemplateKey) bool) error {
 		if err == nil && json.Unmarshal(b, &key) == nil && key.dirName() == e.Name() && !stale(key) {
 			continue
 		}
+		t.r.memories.drop(func(loaded string) bool { return loaded == dir })
 		if err := os.RemoveAll(dir); err != nil {
 			return fmt.Errorf("remove stale template: %w", err)
 		}

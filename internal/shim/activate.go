@@ -7,6 +7,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"skerry.dev/skerry"
 	"skerry.dev/skerry/internal/guestapi"
 )
 
@@ -21,7 +22,7 @@ func (s *shim) activate(ctx context.Context, req ActivateRequest) (ActivateReply
 	case <-ctx.Done():
 		return reply, ctx.Err()
 	}
-	if err := s.claim(req); err != nil {
+	if err := s.claim(req.SandboxID, req.Activation.MemoryMiB); err != nil {
 		return reply, err
 	}
 	t.step("started")
@@ -39,14 +40,14 @@ func (s *shim) activate(ctx context.Context, req ActivateRequest) (ActivateReply
 }
 
 // claim takes the ready machine for one sandbox; a second claim is refused.
-func (s *shim) claim(req ActivateRequest) error {
+func (s *shim) claim(id skerry.SandboxID, memMiB int64) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.status.Phase != PhaseReady {
 		return errNotReady(s.status)
 	}
 	s.status.Phase, s.status.Since = PhaseActivating, time.Now()
-	s.status.SandboxID, s.status.MemoryMiB = req.SandboxID, req.Activation.MemoryMiB
+	s.status.SandboxID, s.status.MemoryMiB = id, memMiB
 	s.publishLocked()
 	return nil
 }

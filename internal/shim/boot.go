@@ -49,7 +49,7 @@ func (s *shim) startMachine(ctx context.Context, wg *sync.WaitGroup) error {
 	defer cfg.Scratch.Close()
 	cfg.Control = guestControl
 	if tpl := s.cfg.Template; tpl != nil {
-		cfg.Template = &machine.Template{RAM: tpl.RAM, State: tpl.State, ScratchBytes: s.spec.TemplateScratchMiB << 20}
+		cfg.Template = &machine.Template{RAM: tpl.RAM, State: tpl.State, ScratchBytes: s.spec.TemplateScratchBytes, Saved: s.spec.Saved}
 	}
 	m, err := s.driver.Start(ctx, cfg)
 	if err != nil {
@@ -73,14 +73,20 @@ func (s *shim) startMachine(ctx context.Context, wg *sync.WaitGroup) error {
 }
 
 // machineConfig is what every machine of this shim has. The caller closes the
-// writable disk.
+// writable disk, which is nil for a bare capture.
 func (s *shim) machineConfig(net *os.File) (machine.Config, error) {
-	scratch, err := os.OpenFile(filepath.Join(s.cfg.Dir, ScratchFile), os.O_RDWR, 0)
-	if err != nil {
-		return machine.Config{}, err
+	cfg := machine.Config{Shape: s.spec.Shape, Dir: s.cfg.Dir, Image: machine.ImageDisk{Extents: s.spec.Image},
+		Net: net, Boot: s.spec.Boot}
+	if s.spec.Bare {
+		return cfg, nil
 	}
-	return machine.Config{Shape: s.spec.Shape, Dir: s.cfg.Dir, Image: machine.ImageDisk{Extents: s.spec.Image},
-		Scratch: scratch, Net: net, Boot: s.spec.Boot}, nil
+	path := s.spec.Scratch
+	if path == "" {
+		path = filepath.Join(s.cfg.Dir, ScratchFile)
+	}
+	var err error
+	cfg.Scratch, err = os.OpenFile(path, os.O_RDWR, 0)
+	return cfg, err
 }
 
 func (s *shim) setMachine(m machine.Machine) error {
@@ -119,7 +125,7 @@ func (s *shim) connect(ctx context.Context, timeout time.Duration) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	link, err := guestapi.Dial(ctx, conn)
+	link, err := s.dialAgent(ctx, conn)
 	if err != nil {
 		return fmt.Errorf("guest agent: %w", err)
 	}
@@ -127,6 +133,46 @@ func (s *shim) connect(ctx context.Context, timeout time.Duration) error {
 	defer s.mu.Unlock()
 	s.link = link
 	return nil
+}
+
+// firstAnswer is how long the agent of a saved machine may take to answer
+// before it gets a new connection: a port that was saved in the middle of a
+// write never says anything to the first one.
+const firstAnswer = 3 * time.Second
+
+// dialAgent makes the link on conn, or on a new connection in its place if a
+// saved machine does not answer there.
+func (s *shim) dialAgent(ctx context.Context, conn net.Conn) (*guestapi.Link, error) {
+	if !s.spec.Saved {
+		return guestapi.Dial(ctx, conn)
+	}
+	for {
+		try, cancel := context.WithTimeout(ctx, firstAnswer)
+		link, err := guestapi.Dial(try, conn)
+		cancel()
+		if err == nil || ctx.Err() != nil {
+			return link, err
+		}
+		s.log.Warn("the agent of a saved machine did not answer, connecting anew", "err", err)
+		conn.Close()
+		if conn, err = s.reconnect(ctx); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// reconnect gives the agent's port a new host end.
+func (s *shim) reconnect(ctx context.Context) (net.Conn, error) {
+	ours, theirs, err := socketpair("control")
+	if err != nil {
+		return nil, err
+	}
+	defer ours.Close()
+	defer theirs.Close()
+	if err := s.machine.Reconnect(ctx, theirs); err != nil {
+		return nil, err
+	}
+	return net.FileConn(ours)
 }
 
 // warm runs a restored machine through a rehearsal, so that the emulator has

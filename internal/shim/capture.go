@@ -28,7 +28,9 @@ func (s *shim) capture(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	defer cfg.Scratch.Close()
+	if cfg.Scratch != nil {
+		defer cfg.Scratch.Close()
+	}
 	m, err := s.driver.Start(ctx, cfg)
 	if err != nil {
 		return fmt.Errorf("start machine: %w", err)
@@ -55,14 +57,7 @@ func (s *shim) quiesce(ctx context.Context, m machine.Machine) error {
 		return err
 	}
 	defer link.Close()
-	// What is prepared now no clone has to do: the root on the writable disk,
-	// which each of them gets a copy of. The entropy is only for the time
-	// until an activation brings its own.
-	memMiB := s.spec.Shape.BaseMiB
-	if err := link.Control(ctx, guestapi.PathPrepare, guestapi.Preparation{Time: time.Now(), Entropy: entropy(), MemoryMiB: memMiB}, nil); err != nil {
-		return fmt.Errorf("prepare agent: %w", err)
-	}
-	if err := rehearse(ctx, link, memMiB); err != nil {
+	if err := s.prepare(ctx, link); err != nil {
 		return err
 	}
 	link.Close()
@@ -72,6 +67,23 @@ func (s *shim) quiesce(ctx context.Context, m machine.Machine) error {
 	case <-ctx.Done():
 		return ctx.Err()
 	}
+}
+
+// prepare does what no clone then has to do: it makes the root on the writable
+// disk, of which each of them gets a copy. The entropy is only for the time
+// until an activation brings its own.
+func (s *shim) prepare(ctx context.Context, link *guestapi.Link) error {
+	if s.spec.Bare {
+		if err := link.Control(ctx, guestapi.PathQuiesce, nil, nil); err != nil {
+			return fmt.Errorf("quiesce: %w", err)
+		}
+		return nil
+	}
+	memMiB := s.spec.Shape.BaseMiB
+	if err := link.Control(ctx, guestapi.PathPrepare, guestapi.Preparation{Time: time.Now(), Entropy: entropy(), MemoryMiB: memMiB}, nil); err != nil {
+		return fmt.Errorf("prepare agent: %w", err)
+	}
+	return rehearse(ctx, link, memMiB)
 }
 
 // dialLink connects to the agent of a booting machine and gives up at once

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 
 	"skerry.dev/skerry"
+	"skerry.dev/skerry/internal/guestapi"
 )
 
 // Client talks to the shim of one machine directory.
@@ -48,6 +49,40 @@ func (c *Client) WaitChange(ctx context.Context, known Phase) (Status, error) {
 func (c *Client) Activate(ctx context.Context, req ActivateRequest) (ActivateReply, error) {
 	var rep ActivateReply
 	return rep, c.call(ctx, http.MethodPost, "/activate", req, &rep)
+}
+
+// Renew makes a restored machine with a user's memory the sandbox.
+func (c *Client) Renew(ctx context.Context, req RenewRequest) error {
+	return c.call(ctx, http.MethodPost, "/renew", req, nil)
+}
+
+// Save saves the running sandbox.
+func (c *Client) Save(ctx context.Context, req SaveRequest) (SaveReply, error) {
+	var rep SaveReply
+	return rep, c.call(ctx, http.MethodPost, "/save", req, &rep)
+}
+
+// Resume takes a final save back: the sandbox runs on.
+func (c *Client) Resume(ctx context.Context) error {
+	return c.call(ctx, http.MethodPost, "/resume", struct{}{}, nil)
+}
+
+// CopyDisk copies the writable disk of the running sandbox.
+func (c *Client) CopyDisk(ctx context.Context, req CopyDiskRequest) (CopyDiskReply, error) {
+	var rep CopyDiskReply
+	return rep, c.call(ctx, http.MethodPost, "/copy-disk", req, &rep)
+}
+
+// Shutdown ends the sandbox in order; its machine is gone afterwards.
+func (c *Client) Shutdown(ctx context.Context, req ShutdownRequest) (ShutdownReply, error) {
+	var rep ShutdownReply
+	return rep, c.call(ctx, http.MethodPost, "/shutdown", req, &rep)
+}
+
+// Stats asks the guest how it is.
+func (c *Client) Stats(ctx context.Context) (guestapi.Stats, error) {
+	var st guestapi.Stats
+	return st, c.call(ctx, http.MethodGet, "/stats", nil, &st)
 }
 
 // Stop kills the machine and ends the shim.

@@ -57,17 +57,15 @@ func (s *shim) handler() http.Handler {
 		reply(w, st, nil)
 	})
 	mux.HandleFunc("GET /wait", s.handleWait)
-	mux.HandleFunc("POST /activate", func(w http.ResponseWriter, r *http.Request) {
-		var req ActivateRequest
-		if err := json.NewDecoder(r.Body).Decode(&req); err != nil {
-			reply(w, nil, skerry.Errorf(skerry.CodeInvalid, "activate: %w", err))
-			return
-		}
-		// An activation is not undone by a caller that goes away: the
-		// runner's successor finds it running, or failed.
-		rep, err := s.activate(context.WithoutCancel(r.Context()), req)
-		reply(w, rep, err)
-	})
+	// What changes the machine is not undone by a caller that goes away: the
+	// runner's successor finds it done, or failed.
+	handle(mux, "POST /activate", true, s.activate)
+	handle(mux, "POST /renew", true, func(ctx context.Context, req RenewRequest) (struct{}, error) { return struct{}{}, s.renew(ctx, req) })
+	handle(mux, "POST /shutdown", true, s.shutdown)
+	handle(mux, "POST /resume", true, func(ctx context.Context, _ struct{}) (struct{}, error) { return struct{}{}, s.resumeSaved(ctx) })
+	// A save or a copy that nobody waits for any more is given up.
+	handle(mux, "POST /save", false, s.save)
+	handle(mux, "POST /copy-disk", false, s.copyDisk)
 	mux.HandleFunc("GET /stats", func(w http.ResponseWriter, r *http.Request) {
 		var stats guestapi.Stats
 		link, err := s.runningLink()
@@ -82,6 +80,24 @@ func (s *shim) handler() http.Handler {
 		s.stop()
 	})
 	return mux
+}
+
+// handle registers a request of JSON. A detached one goes on when the caller has
+// gone.
+func handle[In, Out any](mux *http.ServeMux, pattern string, detached bool, run func(context.Context, In) (Out, error)) {
+	mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
+		var in In
+		if err := json.NewDecoder(r.Body).Decode(&in); err != nil {
+			reply(w, nil, skerry.Errorf(skerry.CodeInvalid, "%s: %w", pattern, err))
+			return
+		}
+		ctx := r.Context()
+		if detached {
+			ctx = context.WithoutCancel(ctx)
+		}
+		out, err := run(ctx, in)
+		reply(w, out, err)
+	})
 }
 
 // handleWait answers when the phase is another than the one given, so that a

@@ -59,6 +59,7 @@ type shim struct {
 	controlConn net.Conn
 	link        *guestapi.Link
 
+	saving  sync.Mutex    // held during a save, a copy of the disk, a shutdown
 	started chan struct{} // closed when the start is over, well or not
 	stop    context.CancelFunc
 }
@@ -122,11 +123,12 @@ func (s *shim) start(ctx context.Context, wg *sync.WaitGroup) {
 	s.setPhase(PhaseReady, nil)
 }
 
-// setPhase moves on unless the shim has failed, and reports whether it did.
+// setPhase moves on unless the shim has come to its end, and reports whether it
+// did.
 func (s *shim) setPhase(p Phase, change func(*Status)) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.status.Phase == PhaseFailed {
+	if s.status.Phase == PhaseFailed || s.status.Phase == PhaseStopped {
 		return false
 	}
 	s.status.Phase, s.status.Since = p, time.Now()
@@ -139,8 +141,9 @@ func (s *shim) setPhase(p Phase, change func(*Status)) bool {
 
 // fail ends the machine for good and keeps the first reason.
 func (s *shim) fail(err error) {
-	s.setPhase(PhaseFailed, func(st *Status) { st.Error = err.Error() })
-	s.log.Warn("machine failed", "err", err)
+	if s.setPhase(PhaseFailed, func(st *Status) { st.Error = err.Error() }) {
+		s.log.Warn("machine failed", "err", err)
+	}
 	s.killMachine()
 }
 

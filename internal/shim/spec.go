@@ -24,9 +24,19 @@ type Spec struct {
 	Driver      DriverSpec       `json:"driver"`
 	Network     NetworkSpec      `json:"network"`
 
-	// TemplateScratchMiB is the size of the writable disk that the template
+	// Scratch is the path of the writable disk if it is not ScratchFile of the
+	// directory: the disk of a persistent sandbox outlives its machines.
+	Scratch string `json:"scratch,omitempty"`
+
+	// TemplateScratchBytes is the size of the writable disk that the template
 	// was captured with.
-	TemplateScratchMiB int64 `json:"template_scratch_mib,omitempty"`
+	TemplateScratchBytes int64 `json:"template_scratch_bytes,omitempty"`
+	// TemplateRAM is the file of the template's memory: what is saved of this
+	// machine is what differs from it. "" for a cold boot.
+	TemplateRAM string `json:"template_ram,omitempty"`
+	// Saved is set when the template is what Save has written: the machine has
+	// a user's processes in it and wants Renew, not Activate.
+	Saved bool `json:"saved,omitempty"`
 
 	// Boot is set for a cold boot; without it the template's RAM and device
 	// state are inherited as descriptors.
@@ -35,6 +45,9 @@ type Spec struct {
 	// a template into its directory (RAMFile, StateFile and what belongs to
 	// them; ScratchFile is then the disk that goes with them) and exit.
 	Capture bool `json:"capture,omitempty"`
+	// Bare captures an agent that has prepared nothing, with a placeholder for
+	// the writable disk: for machines that get a disk which is in use already.
+	Bare bool `json:"bare,omitempty"`
 	// Warm makes the shim run a restored machine up to the agent's first
 	// answer and hold it there: a member of the ready pool.
 	Warm bool `json:"warm,omitempty"`
@@ -58,12 +71,15 @@ type NetworkSpec struct {
 // Phase is how far a shim is.
 type Phase string
 
-// The phases. A shim goes through them in this order; it can fail from any.
+// The phases. A shim goes through them in this order, from running to saved or
+// stopped; it can fail from any.
 const (
 	PhaseStarting   Phase = "starting"   // the hypervisor is being started or restored
 	PhaseReady      Phase = "ready"      // anonymous; waits for Activate
 	PhaseActivating Phase = "activating" // becoming a sandbox
 	PhaseRunning    Phase = "running"    // the agent accepts toolbox requests
+	PhaseSaved      Phase = "saved"      // stands still, its memory is saved; Resume takes that back
+	PhaseStopped    Phase = "stopped"    // was shut down as asked; the machine is gone
 	PhaseFailed     Phase = "failed"     // over; Error says why
 )
 
@@ -88,6 +104,52 @@ type Status struct {
 type ActivateRequest struct {
 	SandboxID  skerry.SandboxID    `json:"sandbox_id"`
 	Activation guestapi.Activation `json:"activation"`
+}
+
+// RenewRequest makes a ready machine with a user's memory the sandbox.
+type RenewRequest struct {
+	SandboxID skerry.SandboxID `json:"sandbox_id"`
+	MemoryMiB int64            `json:"memory_mib"`
+	// Identity is set for a sandbox that is another than the saved one.
+	Identity *guestapi.Activation `json:"identity,omitempty"`
+}
+
+// SaveRequest asks a running sandbox to be saved into Dir: RAMFile, StateFile
+// and what belongs to them, and with Disk also ScratchFile.
+type SaveRequest struct {
+	Dir  string `json:"dir"`
+	Disk bool   `json:"disk"`
+	// Final leaves it standing still (PhaseSaved); else it runs on.
+	Final bool `json:"final"`
+}
+
+// SaveReply tells what a save was.
+type SaveReply struct {
+	// StillMicros is how long the user's processes stood still.
+	StillMicros int64 `json:"still_micros"`
+	MemoryBytes int64 `json:"memory_bytes"` // stored beyond the template
+}
+
+// CopyDiskRequest asks for a copy of the writable disk at one instant, with a
+// consistent file system that needs no journal, while the sandbox runs on.
+type CopyDiskRequest struct {
+	Path string `json:"path"`
+}
+
+// CopyDiskReply tells for how long writes were held back.
+type CopyDiskReply struct {
+	FrozenMicros int64 `json:"frozen_micros"`
+}
+
+// ShutdownRequest asks for an orderly end.
+type ShutdownRequest struct {
+	GraceMillis int64 `json:"grace_millis"` // between TERM and KILL of the user's processes
+}
+
+// ShutdownReply has a reason when the guest did not end in order, and was
+// switched off.
+type ShutdownReply struct {
+	Reason string `json:"reason,omitempty"`
 }
 
 // ActivateReply tells what the guest resolved and how long each step took.

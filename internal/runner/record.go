@@ -1,0 +1,158 @@
+package runner
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+
+	"skerry.dev/skerry"
+	"skerry.dev/skerry/internal/bus"
+	"skerry.dev/skerry/internal/shim"
+)
+
+const (
+	recordVersion = 1
+	recordFile    = "record.json"
+	memoryDir     = "memory" // of a paused sandbox: what Save has written
+)
+
+// record is the journal of a persistent sandbox, whose directory outlives its
+// machines. It is written before what it says is acted upon, so that a
+// successor of this process, or of this host's last boot, knows what the disk
+// and the saved memory are good for.
+type record struct {
+	Version   int              `json:"version"`
+	SandboxID skerry.SandboxID `json:"sandbox_id"`
+	MachineID skerry.MachineID `json:"machine_id"` // of its present or last life
+	// Status is booting while it is made, running while a machine may write to
+	// the disk, stopped, or paused: only then the saved memory belongs to the
+	// disk.
+	Status skerry.Status `json:"status"`
+	Reason string        `json:"reason,omitempty"`
+	Job    bus.CreateJob `json:"job"`
+}
+
+func (r *Runner) sandboxDir(id skerry.SandboxID) string {
+	return filepath.Join(r.cfg.Dir, "sandboxes", string(id))
+}
+
+// scratchPath is the writable disk of a machine: of a persistent sandbox, or in
+// the machine's own directory.
+func (r *Runner) scratchPath(s *sandbox) string {
+	if s.rec != nil {
+		return filepath.Join(r.sandboxDir(s.id), shim.ScratchFile)
+	}
+	return filepath.Join(r.machineDir(s.machine), shim.ScratchFile)
+}
+
+// beginRecord makes the directory of a persistent sandbox that is being made.
+func (r *Runner) beginRecord(id skerry.SandboxID, machine skerry.MachineID, job bus.CreateJob) (*record, error) {
+	if err := os.Mkdir(r.sandboxDir(id), 0o700); err != nil {
+		return nil, err
+	}
+	rec := &record{Version: recordVersion, SandboxID: id, MachineID: machine, Status: skerry.StatusBooting, Job: job}
+	return rec, r.writeRecord(rec)
+}
+
+// writeRecord is on the disk when it returns.
+func (r *Runner) writeRecord(rec *record) error {
+	b, err := json.Marshal(rec)
+	if err != nil {
+		return err
+	}
+	dir := r.sandboxDir(rec.SandboxID)
+	if err := replaceFile(filepath.Join(dir, recordFile), b); err != nil {
+		return err
+	}
+	return syncDir(dir)
+}
+
+// setRecord writes the record with changes; on an error it stays what it was.
+func (r *Runner) setRecord(s *sandbox, status skerry.Status, machine skerry.MachineID, reason string) error {
+	next := *s.rec
+	next.Status, next.MachineID, next.Reason = status, machine, reason
+	if err := r.writeRecord(&next); err != nil {
+		return fmt.Errorf("record of sandbox %s: %w", s.id, err)
+	}
+	*s.rec = next
+	return nil
+}
+
+// readRecords reads the records of all persistent sandboxes. A directory whose
+// record was never written is of a create that did not come that far, and is
+// removed.
+func (r *Runner) readRecords() (map[skerry.SandboxID]*record, error) {
+	entries, err := os.ReadDir(filepath.Join(r.cfg.Dir, "sandboxes"))
+	if err != nil {
+		return nil, err
+	}
+	records := map[skerry.SandboxID]*record{}
+	for _, e := range entries {
+		id := skerry.SandboxID(e.Name())
+		if !id.Valid() {
+			r.log.Warn("foreign entry among the sandboxes", "name", e.Name())
+			continue
+		}
+		rec, err := readRecord(filepath.Join(r.sandboxDir(id), recordFile))
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+			err = os.RemoveAll(r.sandboxDir(id))
+		case err == nil:
+			records[id] = rec
+		}
+		if err != nil {
+			return nil, fmt.Errorf("sandbox %s: %w", id, err)
+		}
+	}
+	return records, nil
+}
+
+func readRecord(path string) (*record, error) {
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	var rec record
+	if err := json.Unmarshal(b, &rec); err != nil {
+		return nil, err
+	}
+	if rec.Version != recordVersion {
+		return nil, fmt.Errorf("record has version %d, this runner knows %d", rec.Version, recordVersion)
+	}
+	return &rec, nil
+}
+
+// syncDir and syncFiles make what was written outlive a power failure.
+func syncDir(dir string) error {
+	f, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Sync(), f.Close())
+}
+
+// syncFiles flushes the regular files of a directory, and the directory.
+func syncFiles(dir string) error {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		if !e.Type().IsRegular() {
+			continue
+		}
+		f, err := os.Open(filepath.Join(dir, e.Name()))
+		if err != nil {
+			return err
+		}
+		if err := errors.Join(unix.Fdatasync(int(f.Fd())), f.Close()); err != nil {
+			return err
+		}
+	}
+	return syncDir(dir)
+}

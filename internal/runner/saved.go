@@ -1,0 +1,160 @@
+package runner
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"skerry.dev/skerry"
+	"skerry.dev/skerry/internal/disk"
+	"skerry.dev/skerry/internal/machine"
+	"skerry.dev/skerry/internal/machine/qemu"
+	"skerry.dev/skerry/internal/shim"
+)
+
+const savedFile = "saved.json"
+
+// saved describes a directory with the memory of a machine that ran: of a
+// paused sandbox, a memory snapshot, a fork. It names all that the memory needs
+// besides itself. The parts of the image's disk are hard links in the same
+// directory, so that neither an upgrade of the guest's software nor the
+// deletion of the image takes them away.
+type saved struct {
+	dir string
+
+	ImageDigest string           `json:"image_digest"`
+	Hypervisor  string           `json:"hypervisor"`
+	Shape       machine.Shape    `json:"shape"`
+	Image       []machine.Extent `json:"image"` // paths are names in the directory
+	// TemplateRAM is the template that the next save of a machine restored
+	// from here compares its memory with, if it still exists.
+	TemplateRAM  string           `json:"template_ram,omitempty"`
+	ScratchBytes int64            `json:"scratch_bytes"`
+	Resources    skerry.Resources `json:"resources"`
+	Journal      bool             `json:"journal"` // the disk outlives a crash
+	MemoryBytes  int64            `json:"memory_bytes"`
+	StillMicros  int64            `json:"still_micros"`
+}
+
+// errUnfit: the memory was saved by another hypervisor or on another processor.
+var errUnfit = skerry.Errorf(skerry.CodeConflict, "the saved memory does not fit this host")
+
+// save has the shim of a running sandbox save it into dir, which is made and
+// left empty on an error.
+func (r *Runner) save(ctx context.Context, s *sandbox, dir string, req shim.SaveRequest) (*saved, error) {
+	prep, err := r.prepared(ctx)
+	if err != nil {
+		return nil, err
+	}
+	spec, err := shim.ReadSpec(r.machineDir(s.machine))
+	if err != nil {
+		return nil, err
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, err
+	}
+	info, err := os.Stat(r.scratchPath(s))
+	if err != nil {
+		return nil, err
+	}
+	sv := &saved{dir: dir, ImageDigest: spec.ImageDigest, Hypervisor: prep.Hypervisor, Shape: spec.Shape, TemplateRAM: spec.TemplateRAM,
+		ScratchBytes: info.Size(), Resources: s.res, Journal: s.rec != nil}
+	if sv.Image, err = linkExtents(dir, spec.Image); err != nil {
+		return nil, err
+	}
+	req.Dir = dir
+	rep, err := s.proc.Client.Save(ctx, req)
+	if err != nil {
+		return nil, err
+	}
+	sv.MemoryBytes, sv.StillMicros = rep.MemoryBytes, rep.StillMicros
+	return sv, sv.write()
+}
+
+// linkExtents keeps the parts of an image's disk in dir, under their numbers.
+func linkExtents(dir string, extents []machine.Extent) ([]machine.Extent, error) {
+	out := make([]machine.Extent, len(extents))
+	for i, e := range extents {
+		out[i] = machine.Extent{Path: fmt.Sprintf("image-%d", i), Sectors: e.Sectors}
+		if err := os.Link(e.Path, filepath.Join(dir, out[i].Path)); err != nil {
+			return nil, fmt.Errorf("keep image: %w", err)
+		}
+	}
+	return out, nil
+}
+
+// write makes everything in the directory last; the description comes last of
+// all, so that a directory without it is unfinished.
+func (sv *saved) write() error {
+	if err := syncFiles(sv.dir); err != nil {
+		return err
+	}
+	b, err := json.Marshal(sv)
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(filepath.Join(sv.dir, savedFile), b, 0o600); err != nil {
+		return err
+	}
+	return syncFiles(sv.dir)
+}
+
+// openSaved reads the description of a saved memory; fs.ErrNotExist is in the
+// chain when there is none.
+func openSaved(dir string) (*saved, error) {
+	b, err := os.ReadFile(filepath.Join(dir, savedFile))
+	if err != nil {
+		return nil, err
+	}
+	sv := &saved{dir: dir}
+	return sv, json.Unmarshal(b, sv)
+}
+
+// fits refuses a memory that this host's hypervisor or processor could not go
+// on with: the machine would be dead, or worse.
+func (sv *saved) fits(prep Prepared) error {
+	if sv.Hypervisor != prep.Hypervisor {
+		return fmt.Errorf("%w: it was saved by %q, here is %q", errUnfit, sv.Hypervisor, prep.Hypervisor)
+	}
+	return nil
+}
+
+// scratch is the disk that was saved with the memory.
+func (sv *saved) scratch() string { return filepath.Join(sv.dir, shim.ScratchFile) }
+
+func (sv *saved) extents() []machine.Extent {
+	out := make([]machine.Extent, len(sv.Image))
+	for i, e := range sv.Image {
+		out[i] = machine.Extent{Path: filepath.Join(sv.dir, e.Path), Sectors: e.Sectors}
+	}
+	return out
+}
+
+// startSaved starts a shim that goes on with a saved memory. The disk is in
+// place: the saved one, or a copy of it.
+func (r *Runner) startSaved(ctx context.Context, s *sandbox, sv *saved) (*shim.Process, error) {
+	prep, err := r.prepared(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if err := sv.fits(prep); err != nil {
+		return nil, err
+	}
+	tpl, done, err := r.memories.get(ctx, sv.dir, func(context.Context) (*machine.Template, error) {
+		return qemu.LoadTemplate(filepath.Join(sv.dir, shim.RAMFile), filepath.Join(sv.dir, shim.StateFile))
+	})
+	if err != nil {
+		return nil, err
+	}
+	defer done()
+	return shim.Start(ctx, r.cfg.ShimArgv, r.machineDir(s.machine), shim.Spec{
+		MachineID: s.machine, ImageDigest: sv.ImageDigest, Shape: sv.Shape, Image: sv.extents(), Driver: r.driver(s.machine, prep),
+		Network: r.cfg.Network, Scratch: r.scratchPath(s), TemplateScratchBytes: sv.ScratchBytes, TemplateRAM: sv.TemplateRAM, Saved: true}, tpl)
+}
+
+// copySavedDisk gives a new sandbox a copy of the saved disk.
+func (r *Runner) copySavedDisk(s *sandbox, sv *saved) error {
+	return disk.CopyScratch(r.scratchPath(s), sv.scratch(), sv.ScratchBytes>>20)
+}
