@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"time"
 )
 
 // BaseSizesMiB are the memory sizes templates are made with; a sandbox uses the
@@ -78,8 +79,10 @@ type Boot struct {
 	Args string
 }
 
-// Template is a captured machine. RAM is a write-sealed memfd (or a file the
-// hypervisor maps privately), State the device state; both are only read.
+// Template is a machine that Capture or Save has written. RAM is a write-sealed
+// memfd (or a file the hypervisor maps privately), State the device state; both
+// are only read. The two files are all there is to hand over: a driver tells
+// from the state how it was written.
 type Template struct {
 	RAM   *os.File
 	State *os.File
@@ -118,11 +121,69 @@ type Machine interface {
 	// template: statePath and ramPath are created. The machine is paused
 	// and of no further use.
 	Capture(ctx context.Context, statePath, ramPath string) error
+	// Save writes device state and memory of a machine, restored or booted,
+	// as a template for machines of the same shape. Unless the request is
+	// final, the machine then goes on as before, also if Save fails: a
+	// machine that ran runs, a paused one stays paused. On an error none of
+	// the files it was to make is left. Saves of one machine wait for each
+	// other.
+	Save(ctx context.Context, req SaveRequest) (Saved, error)
+	// CopyScratch begins a copy of the writable disk to dst while the machine
+	// runs; Cut fixes the instant. dst is an empty regular file, opened
+	// read-write, that stays the caller's; it becomes as large as the disk,
+	// with holes where the disk has none of its own data. One copy at a time:
+	// a second is refused with CodeConflict until the first is closed.
+	CopyScratch(ctx context.Context, dst *os.File) (DiskCopy, error)
+	// Reconnect gives the agent's port a new host end, a connected stream
+	// socket that stays the caller's; the guest sees the old one close. A
+	// machine restored from a save whose port was in the middle of a write
+	// never answers its first host end.
+	Reconnect(ctx context.Context, control *os.File) error
 	// Done is closed when the hypervisor process has ended; Err then says how.
 	Done() <-chan struct{}
 	Err() error
 	// Kill ends the hypervisor and waits for it. It is idempotent.
 	Kill() error
+}
+
+// SaveRequest says what Save writes and where.
+type SaveRequest struct {
+	// StatePath and RAMPath are created, as by Capture; the driver says which
+	// files there are (qemu.TemplateFiles).
+	StatePath, RAMPath string
+	// BasePath is the RAM file of the template that the machine was started
+	// from, or "". With it, only pages that differ from it are stored, and a
+	// hard link beside RAMPath keeps it: both must be on one file system, and
+	// the template may be deleted afterwards. Of a machine that was booted it
+	// must be "".
+	BasePath string
+	// Disk, or nil, is cut at the same instant as the memory. It is the
+	// caller's to wait for and to close.
+	Disk DiskCopy
+	// Final leaves the machine paused and of no further use.
+	Final bool
+}
+
+// Saved is what a save took.
+type Saved struct {
+	Pause       time.Duration // how long the virtual processors stood still; 0 if Final
+	MemoryBytes int64         // of memory that are stored, beyond the base
+}
+
+// DiskCopy is a copy of a writable disk in the making. The disk itself never
+// changes its form: a crash leaves an unfinished copy and nothing else. Its
+// methods are called one at a time, but Close at any time.
+type DiskCopy interface {
+	// Cut makes the copy the disk as it is now; writes from here on do not
+	// reach it. It takes milliseconds; the machine may run or be paused. If
+	// it runs, the disk is as after a loss of power: freeze its file system
+	// first where that is not good enough.
+	Cut(ctx context.Context) error
+	// Wait waits until the copy is complete. It needs a Cut before.
+	Wait(ctx context.Context) error
+	// Close ends the copy, complete or not, and is idempotent. It does not
+	// close or remove dst.
+	Close() error
 }
 
 // The ends of a machine that Err tells apart from faults.
