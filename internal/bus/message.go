@@ -86,8 +86,10 @@ type Command struct {
 	Push   *skerry.PushRequest   `json:"push,omitempty"`
 
 	// Job is of CommandCreateSandbox; of CommandStart it says what the
-	// machine is made of, should the runner have to boot it.
+	// machine is made of. Boot lets a paused sandbox whose memory does not
+	// fit the host any more boot from its disk.
 	Job        *CreateJob        `json:"job,omitempty"`
+	Boot       bool              `json:"boot,omitempty"`
 	Jobs       []CreateJob       `json:"jobs,omitempty"`
 	SnapshotID skerry.SnapshotID `json:"snapshot_id,omitempty"`
 	// Capture names the image that ImageID becomes.

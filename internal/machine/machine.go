@@ -160,7 +160,11 @@ type SaveRequest struct {
 	// Disk, or nil, is cut at the same instant as the memory. It is the
 	// caller's to wait for and to close.
 	Disk DiskCopy
-	// Final leaves the machine paused and of no further use.
+	// Resumed, or nil, is called once the machine runs again, which may be
+	// long before Save returns. It is not called if Final, nor for a machine
+	// that was paused.
+	Resumed func()
+	// Final leaves the machine paused. Resume takes that back.
 	Final bool
 }
 

@@ -15,10 +15,16 @@ import (
 // adoptTimeout is how long a shim may take to answer its runner's successor.
 const adoptTimeout = 5 * time.Second
 
-// adopt goes through the machines' directories: sandboxes that run are taken
-// over, everything half made, dead or anonymous is removed. Then it tells the
-// control plane what is here, which settles what it believes otherwise.
+// adopt goes through the machines' and the sandboxes' directories: sandboxes
+// that run are taken over, everything half made, dead or anonymous is removed,
+// persistent sandboxes without a machine are what their record says. Then it
+// tells the control plane what is here, which settles what it believes
+// otherwise.
 func (r *Runner) adopt(ctx context.Context) error {
+	records, err := r.readRecords()
+	if err != nil {
+		return err
+	}
 	entries, err := os.ReadDir(filepath.Join(r.cfg.Dir, "machines"))
 	if err != nil {
 		return err
@@ -30,10 +36,15 @@ func (r *Runner) adopt(ctx context.Context) error {
 			r.log.Warn("foreign entry among the machines", "name", e.Name())
 			continue
 		}
-		if err := r.adoptOne(ctx, id); err != nil {
+		if err := r.adoptMachine(ctx, id, records); err != nil {
 			return fmt.Errorf("machine %s: %w", id, err)
 		}
 		known[id] = true
+	}
+	for id, rec := range records {
+		if err := r.adoptKept(rec); err != nil {
+			return fmt.Errorf("sandbox %s: %w", id, err)
+		}
 	}
 	for _, id := range r.cfg.Cgroups.leftovers() {
 		if !known[id] {
@@ -42,36 +53,124 @@ func (r *Runner) adopt(ctx context.Context) error {
 			}
 		}
 	}
+	if err := r.sweepSaved(); err != nil {
+		return err
+	}
 	return r.reportAll(ctx)
 }
 
-// adoptOne takes over one machine, or removes it; of a sandbox that failed the
-// logs stay until it is deleted.
-func (r *Runner) adoptOne(ctx context.Context, id skerry.MachineID) error {
+// adoptMachine takes over one machine, or removes it; of a sandbox that failed
+// the logs stay until it is deleted.
+func (r *Runner) adoptMachine(ctx context.Context, id skerry.MachineID, records map[skerry.SandboxID]*record) error {
 	proc, st, alive := shim.Find(r.machineDir(id))
 	reason := "the shim ended while the runner was down"
 	if alive {
-		ask, cancel := context.WithTimeout(ctx, adoptTimeout)
-		now, err := proc.Client.Status(ask)
-		cancel()
-		if err == nil && now.Phase == shim.PhaseRunning {
-			r.takeOver(&sandbox{id: now.SandboxID, machine: id, memMiB: now.MemoryMiB, proc: proc})
-			return nil
-		}
-		reason = "the runner ended while the sandbox was being made"
+		now, err := r.askShim(ctx, proc)
 		if err == nil {
 			st = now
 		}
+		rec := records[st.SandboxID]
+		if err == nil && now.Phase == shim.PhaseSaved && rec != nil && rec.Status == skerry.StatusRunning {
+			// The pause did not come to its end. It is asked for again.
+			if err = proc.Client.Resume(ctx); err == nil {
+				now.Phase = shim.PhaseRunning
+			}
+		}
+		if err == nil && now.Phase == shim.PhaseRunning && (rec == nil || rec.MachineID == id) {
+			return r.adoptRunning(proc, now, rec, records)
+		}
+		reason = "the runner ended while the sandbox was being made"
 	}
 	if st.Error != "" {
 		reason = st.Error
 	}
-	r.log.Info("machine removed", "machine_id", id, "sandbox_id", st.SandboxID, "reason", reason)
+	r.log.Info("machine removed", "machine_id", id, "sandbox_id", st.SandboxID, "phase", st.Phase, "reason", reason)
 	if err := r.clearMachine(ctx, id, st.SandboxID != ""); err != nil {
 		return err
 	}
-	if st.SandboxID != "" {
+	switch rec := records[st.SandboxID]; {
+	case st.SandboxID == "":
+	case rec == nil:
 		r.takeOver(&sandbox{id: st.SandboxID, machine: id, failed: reason})
+	case rec.MachineID == id && st.Phase != shim.PhaseStopped:
+		rec.Reason = reason
+	}
+	return nil
+}
+
+func (r *Runner) askShim(ctx context.Context, proc *shim.Process) (shim.Status, error) {
+	ctx, cancel := context.WithTimeout(ctx, adoptTimeout)
+	defer cancel()
+	return proc.Client.Status(ctx)
+}
+
+// adoptRunning takes over a sandbox that runs.
+func (r *Runner) adoptRunning(proc *shim.Process, st shim.Status, rec *record, records map[skerry.SandboxID]*record) error {
+	s := &sandbox{id: st.SandboxID, machine: st.MachineID, memMiB: st.MemoryMiB, rec: rec, proc: proc}
+	if rec != nil {
+		delete(records, rec.SandboxID)
+		s.res = rec.Job.Resources
+		if rec.Status != skerry.StatusRunning {
+			if err := r.setRecord(s, skerry.StatusRunning, st.MachineID, ""); err != nil {
+				return err
+			}
+		}
+		if err := r.dropMemory(s.id); err != nil {
+			return err
+		}
+	}
+	r.takeOver(s)
+	return nil
+}
+
+// adoptKept settles a persistent sandbox whose machine is gone.
+func (r *Runner) adoptKept(rec *record) error {
+	switch rec.Status {
+	case skerry.StatusBooting:
+		// It never was a sandbox.
+		if err := r.removeSandboxDir(rec.SandboxID); err != nil {
+			return err
+		}
+		r.takeOver(&sandbox{id: rec.SandboxID, machine: rec.MachineID, failed: "the runner ended while the sandbox was being made"})
+		return nil
+	case skerry.StatusRunning:
+		rec.Status = skerry.StatusStopped
+		if rec.Reason == "" {
+			rec.Reason = "its machine ended while the runner was down"
+		}
+		if err := r.writeRecord(rec); err != nil {
+			return err
+		}
+	}
+	if rec.Status != skerry.StatusPaused {
+		if err := r.dropMemory(rec.SandboxID); err != nil {
+			return err
+		}
+	}
+	if err := os.RemoveAll(filepath.Join(r.sandboxDir(rec.SandboxID), memoryDir+".new")); err != nil {
+		return err
+	}
+	s := keptSandbox(rec)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.sandboxes[s.id] = s
+	return nil
+}
+
+// sweepSaved removes what saves, forks and captures have left half made.
+func (r *Runner) sweepSaved() error {
+	unfinished, err := filepath.Glob(filepath.Join(r.cfg.Dir, "snapshots", "*.new"))
+	if err != nil {
+		return err
+	}
+	forks, err := filepath.Glob(filepath.Join(r.cfg.Dir, "forks", "*"))
+	if err != nil {
+		return err
+	}
+	for _, path := range append(unfinished, forks...) {
+		if err := os.RemoveAll(path); err != nil {
+			return err
+		}
 	}
 	return nil
 }
@@ -96,7 +195,11 @@ func (r *Runner) reportAll(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	rep := &bus.RunnerReport{Heartbeat: r.sign(), Images: images, Machines: r.machines()}
+	snapshots, err := r.snapshots()
+	if err != nil {
+		return err
+	}
+	rep := &bus.RunnerReport{Heartbeat: r.sign(), Images: images, Machines: r.machines(), Snapshots: snapshots}
 	return r.cfg.Bus.PublishEvent(ctx, bus.Event{Kind: bus.EventReport, RunnerID: r.cfg.ID, Time: time.Now(), Report: rep})
 }
 
@@ -116,7 +219,9 @@ func (r *Runner) machines() []bus.MachineReport {
 			}
 			m.Status = skerry.StatusBooting
 		}
-		if s.failed != "" {
+		if s.kept != "" {
+			m.Status, m.Reason = s.kept, s.rec.Reason
+		} else if s.failed != "" {
 			m.Status, m.Reason = skerry.StatusFailed, s.failed
 		} else if m.Status == skerry.StatusRunning && s.err != nil {
 			m.Status, m.Reason = skerry.StatusFailed, reasonFor(s.err)

@@ -16,6 +16,12 @@ import (
 // nothing is left. It may be called in any state and again: a create under way
 // is cancelled and waited for.
 func (r *Runner) delete(ctx context.Context, id skerry.SandboxID, machineID skerry.MachineID) error {
+	r.turns.interrupt(id)
+	ctx, release, err := r.turns.take(ctx, id)
+	if err != nil {
+		return err
+	}
+	defer release()
 	r.mu.Lock()
 	s := r.sandboxes[id]
 	if s != nil {
@@ -40,11 +46,39 @@ func (r *Runner) delete(ctx context.Context, id skerry.SandboxID, machineID sker
 			return fmt.Errorf("delete sandbox %s: %w", id, err)
 		}
 	}
+	if err := r.removeSandboxDir(id); err != nil {
+		return fmt.Errorf("delete sandbox %s: %w", id, err)
+	}
 	r.step("delete.cleared")
 	r.forget(s)
 	r.report(ctx, s, skerry.StatusDeleted, nil)
 	r.log.Info("sandbox deleted", "sandbox_id", id, "machine_id", s.machine)
 	return nil
+}
+
+// removeSandboxDir removes disk and memory of a persistent sandbox.
+func (r *Runner) removeSandboxDir(id skerry.SandboxID) error {
+	dir := r.sandboxDir(id)
+	r.memories.drop(func(loaded string) bool { return filepath.Dir(loaded) == dir })
+	return os.RemoveAll(dir)
+}
+
+// removeMachine removes a machine that its sandbox has no more. It is not for
+// the one that a sandbox of this host runs in.
+func (r *Runner) removeMachine(ctx context.Context, id skerry.MachineID) error {
+	if !id.Valid() {
+		return nil
+	}
+	r.mu.Lock()
+	for _, s := range r.sandboxes {
+		if s.machine == id && s.kept == "" {
+			r.mu.Unlock()
+			r.log.Warn("refuse to remove a machine that is in use", "machine_id", id, "sandbox_id", s.id)
+			return nil
+		}
+	}
+	r.mu.Unlock()
+	return r.clearMachine(ctx, id, false)
 }
 
 // clearMachine ends the processes of a machine and removes its control group

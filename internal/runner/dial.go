@@ -46,8 +46,11 @@ func (r *Runner) running(id skerry.SandboxID) (*sandbox, error) {
 		return nil, skerry.Errorf(skerry.CodeConflict, "sandbox %s is not running yet", id)
 	}
 	r.mu.Lock()
-	failed := s.failed
+	failed, kept := s.failed, s.kept
 	r.mu.Unlock()
+	if kept != "" {
+		return nil, skerry.Errorf(skerry.CodeConflict, "sandbox %s is %s", id, kept)
+	}
 	if failed != "" || s.err != nil {
 		return nil, skerry.Errorf(skerry.CodeConflict, "sandbox %s has failed", id)
 	}

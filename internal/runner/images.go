@@ -123,7 +123,7 @@ func cutSuffix(s, suffix string) (string, bool) {
 // registerImage pulls, imports or builds an image and reports its way to ready
 // or failed. Only a failure that a later try may not have, the end of this
 // process, is an error; the command is then delivered again.
-func (r *Runner) registerImage(whole context.Context, c bus.Command) error {
+func (r *Runner) registerImage(whole context.Context, c bus.Command, fetch func(context.Context, bus.Command, func(skerry.PullProgress)) (image.Info, error)) error {
 	ctx, end := r.imageIDs.begin(whole, c.ImageID)
 	defer end()
 	if rep, err := r.imageIDs.get(c.ImageID); err == nil {
@@ -139,7 +139,7 @@ func (r *Runner) registerImage(whole context.Context, c bus.Command) error {
 		r.reportImage(ctx, bus.ImageReport{ImageID: c.ImageID, Status: skerry.ImageBuilding, Progress: &p})
 	}
 	r.reportImage(ctx, bus.ImageReport{ImageID: c.ImageID, Status: skerry.ImageBuilding})
-	info, err := r.fetchImage(ctx, c, progress)
+	info, err := fetch(ctx, c, progress)
 	if err == nil && wantsWarm(c) {
 		last = time.Time{}
 		progress(skerry.PullProgress{Phase: "warming"})

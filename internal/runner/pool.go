@@ -249,7 +249,7 @@ func (p *pool) add(ctx context.Context, pl plan) error {
 	}
 	u.add("machine", func(ctx context.Context) error { return p.r.clearMachine(ctx, m.id, false) })
 	if m.proc, err = p.r.startMachine(ctx, m.id, pl, diskPlan{path: filepath.Join(p.r.machineDir(m.id), shim.ScratchFile), mib: pl.key.ScratchMiB}, true); err == nil {
-		err = p.awaitReady(ctx, m.proc)
+		err = awaitReady(ctx, m.proc)
 	}
 	if err != nil {
 		if uerr := u.run(ctx); uerr != nil {
@@ -261,11 +261,12 @@ func (p *pool) add(ctx context.Context, pl plan) error {
 	return nil
 }
 
-// awaitReady waits until a warm machine is paused at the agent's first answer.
-func (p *pool) awaitReady(ctx context.Context, proc *shim.Process) error {
+// awaitReady waits until a machine is loaded, and a warm one rehearsed, and is
+// paused.
+func awaitReady(ctx context.Context, proc *shim.Process) error {
 	st, err := proc.Client.WaitChange(ctx, shim.PhaseStarting)
 	if err == nil && st.Phase != shim.PhaseReady {
-		err = skerry.Errorf(skerry.CodeInternal, "machine is %s: %s", st.Phase, st.Error)
+		err = skerry.Errorf(skerry.CodeUnavailable, "machine is %s: %s", st.Phase, st.Error)
 	}
 	return err
 }

@@ -70,11 +70,13 @@ type Runner struct {
 	cfg       Config
 	log       *slog.Logger
 	epoch     int64 // tells the starts of this runner apart
+	memories  *memories
 	templates *templates
 	disks     *imageDisks
 	imageIDs  *imageIDs
 	pool      *pool
 	starts    chan struct{} // a token for each machine that is being started
+	turns     *turns
 
 	prepareMu sync.Mutex               // held while Config.Prepare is asked
 	ready     atomic.Pointer[Prepared] // nil until it succeeded
@@ -95,13 +97,18 @@ type Runner struct {
 	reserved  int64                         // MiB given away; guarded by mu
 }
 
-// sandbox is what this host knows of a sandbox.
+// sandbox is what this host knows of a sandbox, in one life of its machine: a
+// start makes a new one.
 type sandbox struct {
 	id skerry.SandboxID
 	// machine is set when the sandbox was claimed, under Runner.mu, and not
 	// changed after.
 	machine skerry.MachineID
-	memMiB  int64
+	res     skerry.Resources
+	memMiB  int64   // set aside for it; 0 while it is stopped or paused
+	rec     *record // of a persistent sandbox; changed by who has the turn
+	// kept is stopped or paused, or "" while there is a machine.
+	kept skerry.Status
 
 	// cancel ends the create or the watch; guarded by Runner.mu.
 	cancel context.CancelFunc
@@ -116,7 +123,7 @@ type sandbox struct {
 
 // New prepares the directories. It does not touch machines; Run does.
 func New(cfg Config) (*Runner, error) {
-	for _, d := range []string{"machines", "templates", "disks"} {
+	for _, d := range []string{"machines", "sandboxes", "snapshots", "forks", "templates", "disks"} {
 		if err := os.MkdirAll(filepath.Join(cfg.Dir, d), 0o700); err != nil {
 			return nil, err
 		}
@@ -128,6 +135,8 @@ func New(cfg Config) (*Runner, error) {
 	r := &Runner{cfg: cfg, log: cfg.Logger.With("component", "runner"), epoch: time.Now().UnixNano(),
 		disks:     newImageDisks(filepath.Join(cfg.Dir, "disks"), cfg.Images),
 		imageIDs:  ids,
+		memories:  newMemories(),
+		turns:     newTurns(),
 		starts:    make(chan struct{}, cfg.Parallel),
 		online:    make(chan struct{}),
 		sandboxes: map[skerry.SandboxID]*sandbox{}}
@@ -151,7 +160,9 @@ func (r *Runner) Run(ctx context.Context) error {
 	g.Go(func() error { return r.pool.run(ctx) })
 	g.Go(func() error { return r.cfg.Bus.ConsumeCommands(ctx, r.cfg.ID, r.handleCommand) })
 	g.Go(func() error {
-		return r.cfg.Bus.ConsumeJobs(ctx, r.cfg.Region, r.cfg.Arch, claimsAtOnce, r.handleJob)
+		return r.cfg.Bus.ConsumeJobs(ctx, r.cfg.Region, r.cfg.Arch, claimsAtOnce, func(ctx context.Context, job bus.CreateJob) error {
+			return r.handleJob(ctx, job, nil, func() {})
+		})
 	})
 	return g.Wait()
 }
@@ -165,18 +176,41 @@ func (r *Runner) close() {
 	r.endLife()
 	r.work.Wait()
 	r.pool.close()
-	r.templates.close()
+	r.memories.close()
 	r.disks.close()
 	r.cfg.Cgroups.Close()
 }
 
-// handleCommand carries out one order of the control plane.
+// handleCommand carries out one order of the control plane. An error has it
+// come again, so only what a later try may do better is one.
 func (r *Runner) handleCommand(ctx context.Context, c bus.Command) error {
 	switch c.Kind {
 	case bus.CommandDeleteSandbox:
 		return r.delete(ctx, c.SandboxID, c.MachineID)
+	case bus.CommandRemoveMachine:
+		return r.removeMachine(ctx, c.MachineID)
+	case bus.CommandCreateSandbox:
+		return r.restore(ctx, c)
+	case bus.CommandStop:
+		return r.stop(ctx, c)
+	case bus.CommandStart:
+		return r.start(ctx, c)
+	case bus.CommandPause:
+		return r.pause(ctx, c)
+	case bus.CommandFork:
+		return r.fork(ctx, c)
+	case bus.CommandCapture:
+		return r.capture(ctx, c)
+	case bus.CommandSnapshot:
+		return r.snapshot(ctx, c)
+	case bus.CommandDeleteSnapshot:
+		return r.deleteSnapshot(ctx, c.SnapshotID)
+	case bus.CommandActivity:
+		return r.activity(ctx, c)
 	case bus.CommandPullImage, bus.CommandImportImage, bus.CommandBuildDefault:
-		return r.registerImage(ctx, c)
+		return r.registerImage(ctx, c, r.fetchImage)
+	case bus.CommandPushImage:
+		return r.pushImage(ctx, c)
 	case bus.CommandDeleteImage:
 		return r.deleteImage(ctx, c.ImageID)
 	case bus.CommandReport:

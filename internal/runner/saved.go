@@ -23,6 +23,10 @@ const savedFile = "saved.json"
 // deletion of the image takes them away.
 type saved struct {
 	dir string
+	// diskOnly: there is no memory, only the disk of a stopped sandbox.
+	diskOnly bool
+	// fault is why there is nothing, or nil: what should be made of it fails.
+	fault error
 
 	ImageDigest string           `json:"image_digest"`
 	Hypervisor  string           `json:"hypervisor"`
@@ -32,7 +36,6 @@ type saved struct {
 	// from here compares its memory with, if it still exists.
 	TemplateRAM  string           `json:"template_ram,omitempty"`
 	ScratchBytes int64            `json:"scratch_bytes"`
-	Resources    skerry.Resources `json:"resources"`
 	Journal      bool             `json:"journal"` // the disk outlives a crash
 	MemoryBytes  int64            `json:"memory_bytes"`
 	StillMicros  int64            `json:"still_micros"`
@@ -60,7 +63,7 @@ func (r *Runner) save(ctx context.Context, s *sandbox, dir string, req shim.Save
 		return nil, err
 	}
 	sv := &saved{dir: dir, ImageDigest: spec.ImageDigest, Hypervisor: prep.Hypervisor, Shape: spec.Shape, TemplateRAM: spec.TemplateRAM,
-		ScratchBytes: info.Size(), Resources: s.res, Journal: s.rec != nil}
+		ScratchBytes: info.Size(), Journal: s.rec != nil}
 	if sv.Image, err = linkExtents(dir, spec.Image); err != nil {
 		return nil, err
 	}

@@ -21,15 +21,42 @@ func (r *Runner) watch(s *sandbox) {
 		if ctx.Err() != nil {
 			return
 		}
-		r.mu.Lock()
-		s.failed = reason
-		r.mu.Unlock()
-		r.log.Warn("sandbox failed", "sandbox_id", s.id, "machine_id", s.machine, "reason", reason)
-		if err := r.clearMachine(ctx, s.machine, true); err != nil {
-			r.log.Error("clear failed machine", "sandbox_id", s.id, "machine_id", s.machine, "err", err)
-		}
-		r.report(ctx, s, skerry.StatusFailed, func(ev *bus.Event) { ev.Reason = reason })
+		r.machineEnded(r.life, s, reason)
 	})
+}
+
+// machineEnded settles the end of a machine that nobody asked for. A persistent
+// sandbox still has its disk, so it is stopped; another has failed.
+func (r *Runner) machineEnded(ctx context.Context, s *sandbox, reason string) {
+	ctx, release, err := r.turns.take(ctx, s.id)
+	if err != nil {
+		return // this process ends; its successor settles it
+	}
+	defer release()
+	if r.current(s.id) != s || s.kept != "" {
+		return // was stopped, or deleted, meanwhile
+	}
+	r.log.Warn("machine ended", "sandbox_id", s.id, "machine_id", s.machine, "reason", reason)
+	if s.rec != nil {
+		if err := r.keep(ctx, s, skerry.StatusStopped, reason); err != nil {
+			r.log.Error("keep sandbox", "sandbox_id", s.id, "err", err)
+		}
+		return
+	}
+	r.mu.Lock()
+	s.failed = reason
+	r.mu.Unlock()
+	if err := r.clearMachine(ctx, s.machine, true); err != nil {
+		r.log.Error("clear failed machine", "sandbox_id", s.id, "machine_id", s.machine, "err", err)
+	}
+	r.report(ctx, s, skerry.StatusFailed, func(ev *bus.Event) { ev.Reason = reason })
+}
+
+// current is the present life of a sandbox, or nil.
+func (r *Runner) current(id skerry.SandboxID) *sandbox {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.sandboxes[id]
 }
 
 // awaitFailure blocks until the machine is over and says why.

@@ -49,7 +49,7 @@ func (s *shim) startMachine(ctx context.Context, wg *sync.WaitGroup) error {
 	defer cfg.Scratch.Close()
 	cfg.Control = guestControl
 	if tpl := s.cfg.Template; tpl != nil {
-		cfg.Template = &machine.Template{RAM: tpl.RAM, State: tpl.State, ScratchBytes: s.spec.TemplateScratchBytes, Saved: s.spec.Saved}
+		cfg.Template = &machine.Template{RAM: tpl.RAM, State: tpl.State, ScratchBytes: s.spec.TemplateScratchBytes}
 	}
 	m, err := s.driver.Start(ctx, cfg)
 	if err != nil {

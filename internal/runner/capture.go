@@ -1,0 +1,79 @@
+package runner
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"skerry.dev/skerry"
+	"skerry.dev/skerry/internal/bus"
+	"skerry.dev/skerry/internal/disk"
+	"skerry.dev/skerry/internal/image"
+	"skerry.dev/skerry/internal/shim"
+)
+
+// capture makes an image of a sandbox's files: one more layer on its image. The
+// sandbox is free as soon as its disk is copied.
+func (r *Runner) capture(ctx context.Context, c bus.Command) error {
+	if c.Capture == nil {
+		r.log.Error("malformed capture", "sandbox_id", c.SandboxID)
+		return nil
+	}
+	return r.registerImage(ctx, c, r.captureImage)
+}
+
+func (r *Runner) captureImage(ctx context.Context, c bus.Command, progress func(skerry.PullProgress)) (image.Info, error) {
+	progress(skerry.PullProgress{Phase: "copying"})
+	path := filepath.Join(r.cfg.Dir, "forks", string(c.ImageID)+".img")
+	defer os.Remove(path)
+	err := r.copyForCapture(ctx, c, path)
+	if whole := context.Cause(ctx); whole == nil {
+		r.operationOver(ctx, c, skerry.CaptureImage, err)
+	}
+	if err != nil {
+		return image.Info{}, err
+	}
+	r.step("capture.copied")
+	scratch, err := os.Open(path)
+	if err != nil {
+		return image.Info{}, err
+	}
+	defer scratch.Close()
+	progress(skerry.PullProgress{Phase: "converting"})
+	return r.cfg.Images.Append(ctx, c.Capture.BaseDigest, image.AppendOptions{Comment: c.Capture.Comment},
+		func(w *os.File) error { return disk.WriteUpperLayer(ctx, w, scratch) }, progress)
+}
+
+// copyForCapture copies the disk of a running sandbox at one instant, or of a
+// stopped one.
+func (r *Runner) copyForCapture(ctx context.Context, c bus.Command, path string) error {
+	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	found := false
+	err := r.inTurn(ctx, c, func(ctx context.Context, s *sandbox) error {
+		found = true
+		switch {
+		case r.live(s, c.MachineID):
+			rep, err := s.proc.Client.CopyDisk(ctx, shim.CopyDiskRequest{Path: path})
+			r.log.Info("disk copied", "sandbox_id", s.id, "frozen_micros", rep.FrozenMicros)
+			return err
+		case s.kept == skerry.StatusStopped:
+			info, err := os.Stat(r.scratchPath(s))
+			if err != nil {
+				return err
+			}
+			return disk.CopyScratch(path, r.scratchPath(s), info.Size()>>20)
+		}
+		return skerry.Errorf(skerry.CodeConflict, "sandbox %s does not run any more", s.id)
+	})
+	if err == nil && !found {
+		err = skerry.Errorf(skerry.CodeConflict, "sandbox %s is not on this host", c.SandboxID)
+	}
+	if err != nil {
+		return fmt.Errorf("copy disk: %w", err)
+	}
+	return nil
+}

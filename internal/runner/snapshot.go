@@ -1,0 +1,161 @@
+package runner
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"skerry.dev/skerry"
+	"skerry.dev/skerry/internal/bus"
+	"skerry.dev/skerry/internal/shim"
+)
+
+func (r *Runner) snapshotDir(id skerry.SnapshotID) string {
+	return filepath.Join(r.cfg.Dir, "snapshots", string(id))
+}
+
+// snapshot saves memory and disk of a running sandbox, which runs on.
+func (r *Runner) snapshot(ctx context.Context, c bus.Command) error {
+	if !c.SnapshotID.Valid() {
+		r.log.Error("malformed snapshot", "sandbox_id", c.SandboxID)
+		return nil
+	}
+	dir := r.snapshotDir(c.SnapshotID)
+	sv, err := openSaved(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		r.reportSnapshot(ctx, bus.SnapshotReport{SnapshotID: c.SnapshotID, Status: skerry.ImageBuilding})
+		sv, err = r.takeSnapshot(ctx, c, dir)
+	}
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	r.operationOver(ctx, c, skerry.CreateSnapshot, err)
+	if err != nil {
+		r.log.Warn("snapshot", "sandbox_id", c.SandboxID, "snapshot_id", c.SnapshotID, "err", err)
+		r.reportSnapshot(ctx, bus.SnapshotReport{SnapshotID: c.SnapshotID, Status: skerry.ImageFailed, Error: reasonFor(err)})
+		return nil
+	}
+	r.reportSnapshot(ctx, sv.report(c.SnapshotID))
+	return nil
+}
+
+func (r *Runner) takeSnapshot(ctx context.Context, c bus.Command, dir string) (sv *saved, err error) {
+	tmp := dir + ".new"
+	err = r.withRunning(ctx, c, func(ctx context.Context, s *sandbox) error {
+		if err := os.RemoveAll(tmp); err != nil {
+			return err
+		}
+		sv, err = r.save(ctx, s, tmp, shim.SaveRequest{Disk: true})
+		return err
+	})
+	r.step("snapshot.saved")
+	if err == nil {
+		err = errors.Join(os.Rename(tmp, dir), syncDir(filepath.Dir(dir)))
+	}
+	if err != nil {
+		return nil, errors.Join(err, os.RemoveAll(tmp))
+	}
+	sv.dir = dir
+	return sv, nil
+}
+
+// withRunning runs the source's part of an operation in its turn. The sandbox
+// must run in the machine that the command names.
+func (r *Runner) withRunning(ctx context.Context, c bus.Command, run func(context.Context, *sandbox) error) error {
+	found := false
+	err := r.inTurn(ctx, c, func(ctx context.Context, s *sandbox) error {
+		found = r.live(s, c.MachineID)
+		if !found {
+			return nil
+		}
+		return run(ctx, s)
+	})
+	if err == nil && !found {
+		err = skerry.Errorf(skerry.CodeConflict, "sandbox %s does not run any more", c.SandboxID)
+	}
+	return err
+}
+
+// operationOver tells that the source's part of an operation is over.
+func (r *Runner) operationOver(ctx context.Context, c bus.Command, op skerry.Action, err error) {
+	ev := bus.Event{Kind: bus.EventOperation, RunnerID: r.cfg.ID, Time: time.Now(), SandboxID: c.SandboxID, MachineID: c.MachineID, Operation: op}
+	if err != nil {
+		ev.Reason = reasonFor(err)
+	}
+	if err := r.cfg.Bus.PublishEvent(context.WithoutCancel(ctx), ev); err != nil {
+		r.log.Error("publish event", "sandbox_id", c.SandboxID, "operation", op, "err", err)
+	}
+}
+
+// report is what the control plane is told of a snapshot.
+func (sv *saved) report(id skerry.SnapshotID) bus.SnapshotReport {
+	rep := bus.SnapshotReport{SnapshotID: id, Status: skerry.ImageReady, MemoryBytes: sv.MemoryBytes, PauseMillis: (sv.StillMicros + 999) / 1000}
+	var st unix.Stat_t
+	if err := unix.Stat(sv.scratch(), &st); err == nil {
+		rep.DiskBytes = st.Blocks * 512
+	}
+	return rep
+}
+
+func (r *Runner) reportSnapshot(ctx context.Context, rep bus.SnapshotReport) {
+	ev := bus.Event{Kind: bus.EventSnapshot, RunnerID: r.cfg.ID, Time: time.Now(), Snapshot: &rep}
+	if err := r.cfg.Bus.PublishEvent(context.WithoutCancel(ctx), ev); err != nil {
+		r.log.Error("publish event", "snapshot_id", rep.SnapshotID, "status", rep.Status, "err", err)
+	}
+}
+
+// deleteSnapshot removes a snapshot. Sandboxes restored from it keep what they
+// have open.
+func (r *Runner) deleteSnapshot(ctx context.Context, id skerry.SnapshotID) error {
+	if !id.Valid() {
+		return nil
+	}
+	dir := r.snapshotDir(id)
+	r.memories.drop(func(loaded string) bool { return loaded == dir })
+	if err := errors.Join(os.RemoveAll(dir), os.RemoveAll(dir+".new")); err != nil {
+		return fmt.Errorf("delete snapshot %s: %w", id, err)
+	}
+	r.reportSnapshot(ctx, bus.SnapshotReport{SnapshotID: id, Deleted: true})
+	return nil
+}
+
+// snapshots lists what is there, and removes what was never finished.
+func (r *Runner) snapshots() ([]bus.SnapshotReport, error) {
+	entries, err := os.ReadDir(filepath.Join(r.cfg.Dir, "snapshots"))
+	if err != nil {
+		return nil, err
+	}
+	var out []bus.SnapshotReport
+	for _, e := range entries {
+		id := skerry.SnapshotID(e.Name())
+		if !id.Valid() {
+			continue // is being made
+		}
+		sv, err := openSaved(r.snapshotDir(id))
+		if err != nil {
+			r.log.Warn("snapshot without a description", "snapshot_id", id, "err", err)
+			continue
+		}
+		out = append(out, sv.report(id))
+	}
+	return out, nil
+}
+
+// restore makes a sandbox of a snapshot of this host.
+func (r *Runner) restore(ctx context.Context, c bus.Command) error {
+	if c.Job == nil {
+		r.log.Error("malformed create", "sandbox_id", c.SandboxID)
+		return nil
+	}
+	sv, err := openSaved(r.snapshotDir(c.Job.Snapshot))
+	if err != nil {
+		sv = &saved{fault: fmt.Errorf("snapshot %s: %w", c.Job.Snapshot, err)}
+	}
+	return r.handleJob(ctx, *c.Job, sv, func() {})
+}
