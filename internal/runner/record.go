@@ -85,7 +85,8 @@ func (r *Runner) setRecord(s *sandbox, status skerry.Status, machine skerry.Mach
 
 // readRecords reads the records of all persistent sandboxes. A directory whose
 // record was never written is of a create that did not come that far, and is
-// removed.
+// removed. One whose record cannot be read is left alone: the sandbox counts as
+// lost until somebody has mended it, or deletes it.
 func (r *Runner) readRecords() (map[skerry.SandboxID]*record, error) {
 	entries, err := os.ReadDir(filepath.Join(r.cfg.Dir, "sandboxes"))
 	if err != nil {
@@ -101,12 +102,13 @@ func (r *Runner) readRecords() (map[skerry.SandboxID]*record, error) {
 		rec, err := readRecord(filepath.Join(r.sandboxDir(id), recordFile))
 		switch {
 		case errors.Is(err, fs.ErrNotExist):
-			err = os.RemoveAll(r.sandboxDir(id))
-		case err == nil:
+			if err := os.RemoveAll(r.sandboxDir(id)); err != nil {
+				return nil, fmt.Errorf("sandbox %s: %w", id, err)
+			}
+		case err != nil:
+			r.log.Error("record of a sandbox cannot be read", "sandbox_id", id, "err", err)
+		default:
 			records[id] = rec
-		}
-		if err != nil {
-			return nil, fmt.Errorf("sandbox %s: %w", id, err)
 		}
 	}
 	return records, nil
