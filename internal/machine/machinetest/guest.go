@@ -201,3 +201,15 @@ func digest(t testing.TB, f *os.File) [32]byte {
 	}
 	return [32]byte(h.Sum(nil))
 }
+
+// reconnect gives the port a new host end.
+func (v *VM) reconnect() {
+	v.t.Helper()
+	conn, theirs := Pair(v.t)
+	if err := v.Reconnect(v.t.Context(), theirs); err != nil {
+		v.t.Fatal(err)
+	}
+	theirs.Close()
+	v.conn.Close()
+	v.conn, v.in = conn, bufio.NewReader(conn)
+}

@@ -28,13 +28,15 @@ type suite struct {
 	boot     machine.Boot
 	image    machine.ImageDisk
 	template *machine.Template
+	ramPath  string // of the template
 }
 
 // Run runs the suite.
 func Run(t *testing.T, impl Implementation) {
 	s := &suite{Implementation: impl, boot: Guest(t)}
 	s.image = Image(t)
-	s.template = Capture(t, impl, s.boot, s.image, shape)
+	s.ramPath, _ = capture(t, impl.Driver, s.boot, s.image, shape, t.TempDir())
+	s.template = Load(t, impl, s.ramPath, statePath(s.ramPath))
 	for _, test := range []struct {
 		name string
 		f    func(*testing.T, *suite)
@@ -45,6 +47,13 @@ func Run(t *testing.T, impl Implementation) {
 		{"PauseResume", testPauseResume},
 		{"PlugMemory", testPlugMemory},
 		{"FreePageReporting", testFreePageReporting},
+		{"DiskCopy", testDiskCopy},
+		{"DiskCopyEnds", testDiskCopyEnds},
+		{"Save", testSave},
+		{"SaveChain", testSaveChain},
+		{"SaveFails", testSaveFails},
+		{"SaveBooted", testSaveBooted},
+		{"Reconnect", testReconnect},
 		{"Kill", testKill},
 		{"KilledFromOutside", testKilledFromOutside},
 		{"GuestEnds", testGuestEnds},
@@ -62,8 +71,13 @@ const patternMiB = 48
 // Capture boots a machine cold and makes it a template.
 func Capture(t testing.TB, impl Implementation, boot machine.Boot, image machine.ImageDisk, shape machine.Shape) *machine.Template {
 	t.Helper()
-	dir := t.TempDir()
-	m, err := impl.Driver.Start(t.Context(), machine.Config{Shape: shape, Dir: dir, Image: image, Boot: &boot})
+	ram, state := capture(t, impl.Driver, boot, image, shape, t.TempDir())
+	return Load(t, impl, ram, state)
+}
+
+func capture(t testing.TB, d machine.Driver, boot machine.Boot, image machine.ImageDisk, shape machine.Shape, dir string) (ram, state string) {
+	t.Helper()
+	m, err := d.Start(t.Context(), machine.Config{Shape: shape, Dir: dir, Image: image, Boot: &boot})
 	if err != nil {
 		t.Fatalf("start: %v", err)
 	}
@@ -72,13 +86,23 @@ func Capture(t testing.TB, impl Implementation, boot machine.Boot, image machine
 	v.Hello()
 	v.Do(fmt.Sprintf("alloc %d 7", patternMiB))
 	v.conn.Close() // a template has a quiet port
-	ram, state := filepath.Join(dir, "ram"), filepath.Join(dir, "state")
+	ram = filepath.Join(dir, "ram")
+	state = statePath(ram)
 	if err := m.Capture(t.Context(), state, ram); err != nil {
 		t.Fatalf("capture: %v; %s", err, v.logs())
 	}
 	if err := m.Kill(); err != nil {
 		t.Fatal(err)
 	}
+	return ram, state
+}
+
+// statePath is where the suite puts the state that belongs to a memory file.
+func statePath(ramPath string) string { return ramPath + "-state" }
+
+// Load opens a template until t's end.
+func Load(t testing.TB, impl Implementation, ram, state string) *machine.Template {
+	t.Helper()
 	template, err := impl.Load(ram, state)
 	if err != nil {
 		t.Fatalf("load: %v", err)

@@ -15,6 +15,8 @@ const (
 	scratchNode     = "scratch"     // block node behind the writable disk at start
 	scratchDevice   = "scratch-dev" // the writable disk, vdb in the guest
 	pluggableDevice = "vmem"        // the virtio-mem device
+	controlDevice   = "control"     // the socket of the agent's port
+	pluggableMemory = "pluggable"   // the memory behind it
 )
 
 // placeholderBytes is the size of the scratch disk a template is captured with.
@@ -154,8 +156,8 @@ func (l layout) memoryDeviceArgs() []string {
 	a := []string{"-device", "virtio-balloon-pci,free-page-reporting=on,romfile="}
 	if size := l.pluggableMiB(); size > 0 {
 		a = append(a,
-			"-object", fmt.Sprintf("memory-backend-ram,id=pluggable,size=%dM,reserve=off", size),
-			"-device", fmt.Sprintf("virtio-mem-pci,id=%s,memdev=pluggable,requested-size=0,block-size=%dM,romfile=", pluggableDevice, memoryBlockMiB),
+			"-object", fmt.Sprintf("memory-backend-ram,id=%s,size=%dM,reserve=off", pluggableMemory, size),
+			"-device", fmt.Sprintf("virtio-mem-pci,id=%s,memdev=%s,requested-size=0,block-size=%dM,romfile=", pluggableDevice, pluggableMemory, memoryBlockMiB),
 		)
 	}
 	return a

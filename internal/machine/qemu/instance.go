@@ -21,19 +21,26 @@ type instance struct {
 	dir      string
 	listens  bool // control.sock is ours to remove
 	hasImage bool
-	ram      *os.File // memory of a cold boot, or nil
+	ram      *os.File          // memory of a cold boot, or nil
+	template *machine.Template // what a restore came from, in files of our own, or nil
 	process  *process
 	done     chan struct{} // closed when nothing of the machine is left
 
-	migrated chan string // has room for the one final status of a migration
+	saves semaphore // held by the one Save
+	still semaphore // held while processors are stopped or started
+
+	migrated chan string   // has room for the one final status of a migration
+	copied   chan struct{} // has room for the one end of a disk copy's job
 
 	mu       sync.Mutex
 	monitor  *qmp.Client // set once, before Start returns
 	killed   bool
 	shutdown string // reason of QEMU's SHUTDOWN event, or ""
 	captured bool
-	swapped  bool  // SetScratch was called
-	err      error // valid after done
+	scratch  *scratchDisk // or nil
+	copying  bool         // there is a DiskCopy that is not closed
+	swapped  bool         // SetScratch was called
+	err      error        // valid after done
 }
 
 var _ machine.Machine = (*instance)(nil)
@@ -45,7 +52,10 @@ func newInstance(cfg machine.Config) *instance {
 		listens:  cfg.Control == nil,
 		hasImage: len(cfg.Image.Extents) > 0,
 		done:     make(chan struct{}),
+		saves:    newSemaphore(),
+		still:    newSemaphore(),
 		migrated: make(chan string, 1),
+		copied:   make(chan struct{}, 1),
 	}
 }
 
@@ -120,6 +130,13 @@ func (m *instance) release() {
 	if m.ram != nil {
 		m.ram.Close()
 	}
+	if d := m.disk(); d != nil {
+		d.file.Close()
+	}
+	if m.template != nil {
+		m.template.RAM.Close()
+		m.template.State.Close()
+	}
 	if m.listens {
 		os.Remove(filepath.Join(m.dir, controlSocket)) // QEMU may have done so
 	}
@@ -141,6 +158,7 @@ func (m *instance) monitorGone() bool {
 // onEvent keeps what is needed of QEMU's events.
 func (m *instance) onEvent(e qmp.Event) {
 	var data struct {
+		ID     string `json:"id"`
 		Status string `json:"status"`
 		Reason string `json:"reason"`
 	}
@@ -152,6 +170,13 @@ func (m *instance) onEvent(e qmp.Event) {
 		m.mu.Lock()
 		m.shutdown = data.Reason
 		m.mu.Unlock()
+	case "JOB_STATUS_CHANGE":
+		if data.ID == copyName && data.Status == "concluded" {
+			select {
+			case m.copied <- struct{}{}:
+			default:
+			}
+		}
 	case "MIGRATION":
 		if data.Status == "completed" || data.Status == "failed" {
 			select {
@@ -195,14 +220,23 @@ func (m *instance) request(ctx context.Context, step string, f func(context.Cont
 	return asError(step, err)
 }
 
+// exclusive is request for what must not happen in the instant of a save.
+func (m *instance) exclusive(ctx context.Context, step string, f func(context.Context) error) error {
+	if err := m.still.lock(ctx); err != nil {
+		return skerry.Errorf(codeOf(ctx), "%s: %w", step, err)
+	}
+	defer m.still.unlock()
+	return m.request(ctx, step, f)
+}
+
 // Resume lets the virtual processors run.
 func (m *instance) Resume(ctx context.Context) error {
-	return m.request(ctx, "resume machine", m.monitor.Cont)
+	return m.exclusive(ctx, "resume machine", m.monitor.Cont)
 }
 
 // Pause stops the virtual processors.
 func (m *instance) Pause(ctx context.Context) error {
-	return m.request(ctx, "pause machine", m.monitor.Stop)
+	return m.exclusive(ctx, "pause machine", m.monitor.Stop)
 }
 
 // SetMemory asks the guest to have memMiB. It returns when the request is
@@ -217,7 +251,7 @@ func (m *instance) SetMemory(ctx context.Context, memMiB int64) error {
 	if s.MaxMemMiB == s.BaseMiB {
 		return nil
 	}
-	return m.request(ctx, "set memory", func(ctx context.Context) error {
+	return m.exclusive(ctx, "set memory", func(ctx context.Context) error {
 		return m.monitor.Set(ctx, "/machine/peripheral/"+pluggableDevice, "requested-size", (memMiB-s.BaseMiB)<<20)
 	})
 }

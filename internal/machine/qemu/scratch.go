@@ -31,8 +31,36 @@ func (m *instance) SetScratch(ctx context.Context, f *os.File) error {
 		if err := m.swapScratch(ctx, f); err != nil {
 			return err
 		}
+		if err := m.keepScratch(f, swappedNode); err != nil {
+			return err
+		}
 		return m.announceScratch(ctx, swappedNode, f)
 	})
+}
+
+// keepScratch remembers the writable disk, for copies of it.
+func (m *instance) keepScratch(f *os.File, node string) error {
+	own, err := reopen(f)
+	if err != nil {
+		return err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.scratch = &scratchDisk{file: own, node: node}
+	return nil
+}
+
+// scratchDisk is the writable disk of a machine.
+type scratchDisk struct {
+	file *os.File // only read from
+	node string   // QEMU's block node
+}
+
+// disk is the writable disk, or nil.
+func (m *instance) disk() *scratchDisk {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.scratch
 }
 
 func (m *instance) swapScratch(ctx context.Context, f *os.File) error {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"path/filepath"
@@ -128,7 +129,7 @@ func (d *Driver) launch(cfg machine.Config) (_ *instance, _ net.Conn, err error)
 		return nil, nil, err
 	}
 	l.consoleFD = fds.give(theirs)
-	for _, open := range []func(*layout, *descriptors, machine.Config) error{openControl, openDisks, m.openMemory, d.openStart} {
+	for _, open := range []func(*layout, *descriptors, machine.Config) error{openControl, m.openDisks, m.openMemory, d.openStart} {
 		if err = open(&l, &fds, cfg); err != nil {
 			return nil, nil, err
 		}
@@ -162,9 +163,12 @@ func openControl(l *layout, fds *descriptors, cfg machine.Config) error {
 	return nil
 }
 
-func openDisks(l *layout, fds *descriptors, cfg machine.Config) error {
+func (m *instance) openDisks(l *layout, fds *descriptors, cfg machine.Config) error {
 	if cfg.Scratch != nil {
 		l.scratchFD = fds.lend(cfg.Scratch)
+		if err := m.keepScratch(cfg.Scratch, scratchNode); err != nil {
+			return err
+		}
 	}
 	if len(cfg.Image.Extents) == 0 {
 		return nil
@@ -204,9 +208,9 @@ func openDisks(l *layout, fds *descriptors, cfg machine.Config) error {
 // openMemory opens the template's memory, or makes the memory of a cold boot:
 // a memfd, which Capture copies.
 func (m *instance) openMemory(l *layout, fds *descriptors, cfg machine.Config) error {
-	if cfg.Template != nil {
-		l.restore, l.ramFD = true, fds.lend(cfg.Template.RAM)
-		return nil
+	if t := cfg.Template; t != nil {
+		l.restore, l.ramFD = true, fds.lend(t.RAM)
+		return m.keepTemplate(t)
 	}
 	f, err := newMemfd("ram", cfg.Shape.BaseMiB<<20)
 	if err != nil {
@@ -214,6 +218,22 @@ func (m *instance) openMemory(l *layout, fds *descriptors, cfg machine.Config) e
 	}
 	m.ram = f
 	l.ramFD = fds.lend(f)
+	return nil
+}
+
+// keepTemplate opens the template's files for as long as the machine lives: a
+// save is made of them and of what has changed.
+func (m *instance) keepTemplate(t *machine.Template) error {
+	ram, err := reopen(t.RAM)
+	if err != nil {
+		return err
+	}
+	state, err := reopen(t.State)
+	if err != nil {
+		ram.Close()
+		return err
+	}
+	m.template = &machine.Template{RAM: ram, State: state, ScratchBytes: t.ScratchBytes}
 	return nil
 }
 
@@ -267,10 +287,21 @@ func (m *instance) load(ctx context.Context, state *os.File) error {
 		return err
 	}
 	defer own.Close()
+	share, err := ignoresShared(own)
+	if err != nil {
+		return err
+	}
+	if _, err := own.Seek(0, io.SeekStart); err != nil {
+		return err
+	}
+	capabilities := []string{"events"}
+	if share {
+		capabilities = append(capabilities, "x-ignore-shared")
+	}
 	if err := m.monitor.GetFD(ctx, "state", own); err != nil {
 		return err
 	}
-	if err := m.monitor.SetMigrationCapabilities(ctx, "events", "x-ignore-shared"); err != nil {
+	if err := m.monitor.SetMigrationCapabilities(ctx, capabilities...); err != nil {
 		return err
 	}
 	if err := m.monitor.MigrateIncoming(ctx, "fd:state"); err != nil {

@@ -116,7 +116,7 @@ func (m *instance) saveRAM(statePath, ramPath string) error {
 		return asError("capture memory", err)
 	}
 	defer f.Close()
-	s := sums{Version: sumsVersion, RAMBytes: m.shape.BaseMiB << 20}
+	s := sums{RAMBytes: m.shape.BaseMiB << 20}
 	if err := f.Truncate(s.RAMBytes); err != nil {
 		return asError("capture memory", err)
 	}
@@ -128,12 +128,7 @@ func (m *instance) saveRAM(statePath, ramPath string) error {
 		return asError("capture", err)
 	}
 	s.StateBytes, s.StateCRC = int64(len(state)), crc32.Checksum(state, castagnoli)
-	b, err := json.Marshal(s)
-	if err != nil {
-		return asError("capture", err)
-	}
-	// No fsync(2): what a power cut loses of a template, the sums find.
-	if err := os.WriteFile(sumsPath(statePath), b, 0o600); err != nil {
+	if err := writeSums(statePath, s); err != nil {
 		return asError("capture", err)
 	}
 	return nil
@@ -174,8 +169,9 @@ func corrupt(path, format string, args ...any) error {
 	return skerry.Errorf(skerry.CodeUnavailable, "load template %s: %w: %s", filepath.Base(path), ErrCorruptTemplate, fmt.Sprintf(format, args...))
 }
 
-// openSized opens a template's file if it has the size it must have.
-func openSized(path string, want int64) (*os.File, error) {
+// openSized opens a template's file if it has the size it must have, or for
+// memory at least that.
+func openSized(path string, want int64, more bool) (*os.File, error) {
 	f, err := os.Open(path)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, corrupt(path, "the file is missing")
@@ -184,7 +180,7 @@ func openSized(path string, want int64) (*os.File, error) {
 		return nil, asError("load template", err)
 	}
 	fi, err := f.Stat()
-	if err == nil && fi.Size() != want {
+	if err == nil && fi.Size() != want && !(more && fi.Size() > want) {
 		err = corrupt(path, "it has %d bytes, want %d", fi.Size(), want)
 	}
 	if err != nil {
@@ -194,26 +190,43 @@ func openSized(path string, want int64) (*os.File, error) {
 	return f, nil
 }
 
+// maxStateInMemory is the size up to which a state is kept in memory. One that
+// is larger holds plugged memory, which is not to be there twice.
+const maxStateInMemory = 8 << 20
+
 func loadState(path string, s sums) (*os.File, error) {
-	src, err := openSized(path, s.StateBytes)
+	src, err := openSized(path, s.StateBytes, false)
 	if err != nil {
 		return nil, err
 	}
-	defer src.Close()
-	dst, err := newMemfd("template-state", 0)
-	if err != nil {
-		return nil, asError("load template", err)
+	dst := src
+	if s.StateBytes <= maxStateInMemory {
+		defer src.Close()
+		if dst, err = newMemfd("template-state", 0); err != nil {
+			return nil, asError("load template", err)
+		}
 	}
 	h := crc32.New(castagnoli)
-	_, err = io.Copy(io.MultiWriter(dst, h), src)
+	var to io.Writer = h
+	if dst != src {
+		to = io.MultiWriter(dst, h)
+	}
+	_, err = io.Copy(to, src)
 	if err == nil && h.Sum32() != s.StateCRC {
 		err = corrupt(path, "checksum %08x, want %08x", h.Sum32(), s.StateCRC)
 	}
-	return sealed(dst, err)
+	if dst != src {
+		return sealed(dst, err)
+	}
+	if err != nil {
+		src.Close()
+		return nil, asError("load template", err)
+	}
+	return src, nil
 }
 
 func loadRAM(path string, s sums) (*os.File, error) {
-	src, err := openSized(path, s.RAMBytes)
+	src, err := openSized(path, s.RAMBytes, true)
 	if err != nil {
 		return nil, err
 	}
@@ -222,11 +235,41 @@ func loadRAM(path string, s sums) (*os.File, error) {
 	if err != nil {
 		return nil, asError("load template", err)
 	}
-	crc, err := copyPages(dst, src, s.RAMBytes)
+	return sealed(dst, fillRAM(dst, src, path, s))
+}
+
+// fillRAM writes the memory to dst, with that of the base if src is a delta.
+func fillRAM(dst, src *os.File, path string, s sums) error {
+	d, err := readDelta(src, s.RAMBytes)
+	if err != nil {
+		return corrupt(path, "%v", err)
+	}
+	var crc uint32
+	if d == nil {
+		crc, err = copyPages(dst, src, s.RAMBytes)
+	} else {
+		if err := fillBase(dst, basePath(path), s.RAMBytes, d.baseCRC); err != nil {
+			return err
+		}
+		crc, err = d.apply(src, s.RAMBytes, dst)
+	}
 	if err == nil && crc != s.RAMCRC {
 		err = corrupt(path, "checksum %08x, want %08x", crc, s.RAMCRC)
 	}
-	return sealed(dst, err)
+	return err
+}
+
+func fillBase(dst *os.File, path string, size int64, want uint32) error {
+	base, err := openSized(path, size, false)
+	if err != nil {
+		return err
+	}
+	defer base.Close()
+	crc, err := copyPages(dst, base, size)
+	if err == nil && crc != want {
+		err = corrupt(path, "checksum %08x, want %08x", crc, want)
+	}
+	return err
 }
 
 // sealed makes a memfd unchangeable for everybody, for good; or closes it if
@@ -292,7 +335,6 @@ var zeroPage [pageBytes]byte
 
 // writePages writes runs of pages that are not zero.
 func writePages(dst io.WriterAt, b []byte, at int64, crc uint32) (uint32, error) {
-	var number [8]byte
 	run := 0 // start of the run that is not written yet
 	flush := func(end int) error {
 		if end == run {
@@ -310,11 +352,16 @@ func writePages(dst io.WriterAt, b []byte, at int64, crc uint32) (uint32, error)
 			run = i + len(page)
 			continue
 		}
-		binary.LittleEndian.PutUint64(number[:], uint64(at+int64(i))/pageBytes)
-		crc = crc32.Update(crc, castagnoli, number[:])
-		crc = crc32.Update(crc, castagnoli, page)
+		crc = pageCRC(crc, (at+int64(i))/pageBytes, page)
 	}
 	return crc, flush(len(b))
+}
+
+// pageCRC goes on with the CRC of pages: see copyPages.
+func pageCRC(crc uint32, number int64, page []byte) uint32 {
+	var n [8]byte
+	binary.LittleEndian.PutUint64(n[:], uint64(number))
+	return crc32.Update(crc32.Update(crc, castagnoli, n[:]), castagnoli, page)
 }
 
 // TemplateFiles lists the files that make up a captured template, given the

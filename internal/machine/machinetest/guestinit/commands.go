@@ -16,6 +16,7 @@ import (
 type guest struct {
 	memory []byte // of alloc
 	seed   uint64
+	worker *worker // of work, or nil
 }
 
 // answer carries out one command: "ok …" or "error …".
@@ -33,6 +34,10 @@ func (g *guest) answer(line string) string {
 		"free":    g.free,
 		"console": g.console,
 		"clear":   g.clear,
+		"work":    g.work,
+		"rounds":  g.rounds,
+		"stopped": g.stopped,
+		"flood":   g.flood,
 		"off":     func([]string) (string, error) { return "", unix.Reboot(unix.LINUX_REBOOT_CMD_POWER_OFF) },
 		"reboot":  func([]string) (string, error) { return "", unix.Reboot(unix.LINUX_REBOOT_CMD_RESTART) },
 	}
@@ -197,6 +202,12 @@ func (g *guest) console(a []string) (string, error) {
 	defer f.Close()
 	_, err = f.WriteString(strings.Repeat(strings.Repeat("x", 63)+"\n", n/64))
 	return "", err
+}
+
+// flood BYTES: answer with so much.
+func (g *guest) flood(a []string) (string, error) {
+	n, err := strconv.Atoi(a[0])
+	return strings.Repeat("f", n), err
 }
 
 // clear MIB: milliseconds to read so much of /dev/zero, which the kernel
