@@ -61,7 +61,7 @@ func Run(ctx context.Context, build string, newToolbox NewToolbox, log *slog.Log
 	wg.Go(func() { reaper.Run(ctx) })
 
 	hello := guestapi.Hello{Version: guestapi.Version, Build: build, Kernel: kernel}
-	agent := control.New(system, newToolbox(spawner, log), hello, log)
+	agent := control.New(machine{system, spawner}, newToolbox(spawner, log), hello, log)
 	defer agent.Close()
 	return guestapi.Serve(ctx, system.Port(), agent.Handle)
 }

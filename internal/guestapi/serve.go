@@ -14,7 +14,8 @@ import (
 	"skerry.dev/skerry"
 )
 
-// StreamHandler takes a stream over and closes it. kind was already read.
+// StreamHandler takes a stream over and closes it. kind was already read. ctx is
+// done when the stream's link is down.
 type StreamHandler func(ctx context.Context, kind byte, stream net.Conn)
 
 // Serve serves one host after another on port until ctx is done or the port
@@ -50,6 +51,8 @@ func Serve(ctx context.Context, port Port, handle StreamHandler) error {
 }
 
 func serveSession(ctx context.Context, session *yamux.Session, handle StreamHandler, wg *sync.WaitGroup) {
+	link, lost := context.WithCancel(ctx)
+	defer lost()
 	for {
 		s, err := session.AcceptStreamWithContext(ctx)
 		if err != nil {
@@ -62,7 +65,7 @@ func serveSession(ctx context.Context, session *yamux.Session, handle StreamHand
 				stream.Close()
 				return
 			}
-			handle(ctx, kind[0], stream)
+			handle(link, kind[0], stream)
 		})
 	}
 }
@@ -95,7 +98,7 @@ func ServeControl(ctx context.Context, stream net.Conn, handle ControlFunc) erro
 const dialTimeout = 10 * time.Second
 
 // ServeDial answers a dial stream: it connects inside the guest and splices
-// until both directions have ended. It closes the stream.
+// until both directions have ended, or ctx is done. It closes the stream.
 func ServeDial(ctx context.Context, stream net.Conn) error {
 	defer stream.Close()
 	var req DialRequest
@@ -110,6 +113,10 @@ func ServeDial(ctx context.Context, stream net.Conn) error {
 	if err := writeFrame(stream, DialReply{}); err != nil {
 		return fmt.Errorf("write reply: %w", err)
 	}
+	// The end of a link looks like a half close, which a server that waits for
+	// its peer would never answer.
+	stop := context.AfterFunc(ctx, func() { target.Close() })
+	defer stop()
 	splice(stream, target)
 	return nil
 }

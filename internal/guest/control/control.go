@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"skerry.dev/skerry"
@@ -22,6 +23,14 @@ type System interface {
 	SetMAC(mac string) error
 	Quiesce()
 	Tune(memMiB int64) error
+	// FreezeProcesses stops the user's processes, ThawProcesses lets them go
+	// on; both may be repeated. After an error of the first some may run.
+	FreezeProcesses(ctx context.Context) error
+	ThawProcesses() error
+	// FreezeDisk holds back writes to the disk for at most limit.
+	FreezeDisk(limit time.Duration) error
+	ThawDisk() error
+	Renew(r guestapi.Renewal) error
 	Shutdown(ctx context.Context, grace time.Duration) error
 	Stats() (guestapi.Stats, error)
 }
@@ -33,7 +42,10 @@ type Toolbox interface {
 	Activate(a guestapi.Activation) (user, home string, err error)
 	// Stage returns another one that is not activated, for a rehearsal.
 	Stage() Toolbox
-	Running() int
+	// Activity is how many processes run, and when the last one ended.
+	Activity() (running int, lastEnd time.Time)
+	// SetEnvironment replaces the sandbox's variables for new processes.
+	SetEnvironment(env map[string]string) error
 	Close(ctx context.Context, grace time.Duration) error
 }
 
@@ -48,6 +60,11 @@ type Agent struct {
 	mu    sync.Mutex // held during an activation or shutdown
 	state state      // guarded by mu
 	stage *stage     // of a rehearsal, or nil; guarded by mu
+	// broken is set when a renewal went wrong: streams of clients are closed.
+	broken atomic.Bool
+	mac    atomic.Pointer[string] // the interface's address, set or about to be
+
+	streams activity // of clients
 
 	background sync.WaitGroup // what Close waits for
 	closing    chan struct{}  // closed by Close
@@ -59,7 +76,7 @@ const (
 	anonymous state = "anonymous"
 	prepared  state = "prepared"
 	activated state = "activated"
-	failed    state = "failed" // an activation went wrong; only Hello answers
+	failed    state = "failed" // an activation or renewal went wrong; nothing of a user runs
 	stopped   state = "shut down"
 )
 
@@ -67,8 +84,9 @@ const (
 // introduction.
 func New(system System, toolbox Toolbox, hello guestapi.Hello, log *slog.Logger) *Agent {
 	warmJSON()
-	return &Agent{system: system, toolbox: toolbox, hello: hello, log: log,
-		http: newStreamServer(toolbox), state: anonymous, closing: make(chan struct{})}
+	a := &Agent{system: system, toolbox: toolbox, hello: hello, log: log, state: anonymous, closing: make(chan struct{})}
+	a.http = newStreamServer(a.streams.count(toolbox))
+	return a
 }
 
 // warmJSON makes encoding/json know the types of an activation before the
@@ -91,13 +109,12 @@ func (a *Agent) Handle(ctx context.Context, kind byte, stream net.Conn) {
 	var err error
 	switch kind {
 	case guestapi.StreamControl:
-		err = guestapi.ServeControl(ctx, stream, a.control)
-	case guestapi.StreamToolbox:
-		a.http.serve(stream)
+		// What was begun is finished, whether or not the host is still there.
+		err = guestapi.ServeControl(context.WithoutCancel(ctx), stream, a.control)
+	case guestapi.StreamToolbox, guestapi.StreamDial:
+		err = a.serveClient(ctx, kind, stream)
 	case guestapi.StreamRehearsal:
 		a.serveRehearsal(stream)
-	case guestapi.StreamDial:
-		err = guestapi.ServeDial(ctx, stream)
 	default:
 		stream.Close()
 		err = fmt.Errorf("unknown kind %q", kind)
@@ -107,6 +124,19 @@ func (a *Agent) Handle(ctx context.Context, kind byte, stream net.Conn) {
 	}
 }
 
+func (a *Agent) serveClient(ctx context.Context, kind byte, stream net.Conn) error {
+	switch {
+	case a.broken.Load():
+		return stream.Close()
+	case kind == guestapi.StreamDial:
+		a.streams.begin()
+		defer a.streams.end()
+		return guestapi.ServeDial(ctx, stream)
+	default:
+		a.http.serve(stream)
+		return nil
+	}
+}
 func (a *Agent) control(ctx context.Context, path string, body json.RawMessage) (any, error) {
 	switch path {
 	case guestapi.PathHello:
@@ -121,12 +151,16 @@ func (a *Agent) control(ctx context.Context, path string, body json.RawMessage) 
 		return nil, a.quiesce(ctx)
 	case guestapi.PathTune:
 		return with(body, func(in guestapi.Tuning) (any, error) { return nil, a.tune(in) })
+	case guestapi.PathFreeze:
+		return with(body, func(in guestapi.Freeze) (any, error) { return nil, a.freeze(ctx, in) })
+	case guestapi.PathThaw:
+		return nil, a.thaw()
+	case guestapi.PathRenew:
+		return with(body, func(in guestapi.Renewal) (any, error) { return nil, a.renew(ctx, in) })
 	case guestapi.PathShutdown:
 		return with(body, func(in guestapi.Shutdown) (any, error) { return nil, a.shutdown(ctx, in) })
 	case guestapi.PathStats:
-		stats, err := a.system.Stats()
-		stats.Processes = a.toolbox.Running()
-		return stats, err
+		return a.stats()
 	}
 	return nil, skerry.Errorf(skerry.CodeNotFound, "no control message %q", path)
 }
@@ -178,7 +212,8 @@ func (a *Agent) activate(ctx context.Context, in guestapi.Activation) (any, erro
 		return nil, fmt.Errorf("activate: %w", err)
 	}
 	a.state = activated
-	a.background.Go(func() { a.setMAC(in.MAC) })
+	a.streams.touch()
+	a.setMACLater(in.MAC)
 	return guestapi.Activated{User: user, HomeDir: home, StepMicros: micros}, nil
 }
 
@@ -187,15 +222,19 @@ func (a *Agent) activate(ctx context.Context, in guestapi.Activation) (any, erro
 // Nobody outside the sandbox sees the address.
 const macDelay = time.Second
 
-func (a *Agent) setMAC(mac string) {
-	select {
-	case <-time.After(macDelay):
-	case <-a.closing:
-		return
-	}
-	if err := a.system.SetMAC(mac); err != nil {
-		a.log.Error("set hardware address", "err", err)
-	}
+func (a *Agent) setMACLater(mac string) {
+	a.mac.Store(&mac)
+	a.background.Go(func() {
+		select {
+		case <-time.After(macDelay):
+		case <-a.closing:
+			return
+		}
+		// Not mac: a renewal may have come since.
+		if err := a.system.SetMAC(*a.mac.Load()); err != nil {
+			a.log.Error("set hardware address", "err", err)
+		}
+	})
 }
 
 func (a *Agent) requireActivated() error {
@@ -212,20 +251,6 @@ func (a *Agent) tune(in guestapi.Tuning) error {
 		return err
 	}
 	return a.system.Tune(in.MemoryMiB)
-}
-
-func (a *Agent) shutdown(ctx context.Context, in guestapi.Shutdown) error {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.state == stopped {
-		return nil
-	}
-	a.state = stopped
-	grace := time.Duration(in.GraceMillis) * time.Millisecond
-	if err := a.toolbox.Close(ctx, grace); err != nil {
-		return fmt.Errorf("close toolbox: %w", err)
-	}
-	return a.system.Shutdown(ctx, grace)
 }
 
 // Close ends the HTTP server and waits for its goroutines.

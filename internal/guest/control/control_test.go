@@ -20,6 +20,9 @@ type fakeSystem struct {
 	activateErr error
 	activated   int
 	quiesced    int
+	did         []string         // what the newer methods did, in order
+	errs        map[string]error // of those
+	grace       time.Duration    // of the shutdown
 	mac         chan string
 }
 
@@ -28,20 +31,44 @@ func (s *fakeSystem) Activate(context.Context, guestapi.Activation) (map[string]
 	s.activated++
 	return map[string]int64{"entropy": 1}, s.activateErr
 }
-func (s *fakeSystem) SetMAC(mac string) error                       { s.mac <- mac; return nil }
-func (s *fakeSystem) Quiesce()                                      { s.quiesced++ }
-func (s *fakeSystem) Tune(int64) error                              { return nil }
-func (s *fakeSystem) Shutdown(context.Context, time.Duration) error { return nil }
-func (s *fakeSystem) Stats() (guestapi.Stats, error)                { return guestapi.Stats{}, nil }
+func (s *fakeSystem) SetMAC(mac string) error { s.mac <- mac; return nil }
+func (s *fakeSystem) Quiesce()                { s.quiesced++ }
+func (s *fakeSystem) Tune(int64) error        { return nil }
+func (s *fakeSystem) Shutdown(_ context.Context, grace time.Duration) error {
+	s.grace = grace
+	return s.do("shutdown")
+}
+func (s *fakeSystem) FreezeProcesses(context.Context) error { return s.do("freeze processes") }
+func (s *fakeSystem) ThawProcesses() error                  { return s.do("thaw processes") }
+func (s *fakeSystem) FreezeDisk(limit time.Duration) error {
+	return s.do("freeze disk for " + limit.String())
+}
+func (s *fakeSystem) ThawDisk() error                { return s.do("thaw disk") }
+func (s *fakeSystem) Renew(r guestapi.Renewal) error { return s.do("renew") }
+func (s *fakeSystem) do(what string) error {
+	s.did = append(s.did, what)
+	return s.errs[what]
+}
+func (s *fakeSystem) Stats() (guestapi.Stats, error) { return guestapi.Stats{}, nil }
 
 type fakeToolbox struct {
 	name      string
 	activated bool
 	closed    bool
 	stages    []*fakeToolbox
+	running   int
+	lastEnd   time.Time
+	env       map[string]string
+	envErr    error
+	stuck     bool // a process cannot be ended
 }
 
-func (t *fakeToolbox) ServeHTTP(w http.ResponseWriter, r *http.Request) { w.Write([]byte(t.name)) }
+func (t *fakeToolbox) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if r.URL.Path == "/hang" {
+		<-r.Context().Done()
+	}
+	w.Write([]byte(t.name))
+}
 func (t *fakeToolbox) Activate(a guestapi.Activation) (string, string, error) {
 	t.activated = true
 	return a.User, "/home", nil
@@ -51,8 +78,19 @@ func (t *fakeToolbox) Stage() Toolbox {
 	t.stages = append(t.stages, stage)
 	return stage
 }
-func (t *fakeToolbox) Running() int                               { return 0 }
-func (t *fakeToolbox) Close(context.Context, time.Duration) error { t.closed = true; return nil }
+func (t *fakeToolbox) Activity() (int, time.Time) { return t.running, t.lastEnd }
+func (t *fakeToolbox) SetEnvironment(env map[string]string) error {
+	t.env = env
+	return t.envErr
+}
+func (t *fakeToolbox) Close(ctx context.Context, _ time.Duration) error {
+	t.closed = true
+	if t.stuck {
+		<-ctx.Done()
+		return ctx.Err()
+	}
+	return nil
+}
 
 func newAgent(t *testing.T) (*Agent, *fakeSystem, *fakeToolbox) {
 	t.Helper()
@@ -82,14 +120,15 @@ func TestOrder(t *testing.T) {
 		to   func(*Agent, *testing.T)
 		ok   string // paths that are allowed
 	}{
-		{"anonymous", func(*Agent, *testing.T) {}, "/hello /prepare /activate /quiesce /stats /shutdown"},
-		{"prepared", prepare, "/hello /rehearse /activate /quiesce /stats /shutdown"},
-		{"rehearsing", rehearse, "/hello /activate /quiesce /stats /shutdown"},
-		{"activated", activate, "/hello /quiesce /tune /stats /shutdown"},
-		{"shut down", shutdown, "/hello /quiesce /stats /shutdown"},
+		{"anonymous", func(*Agent, *testing.T) {}, "/hello /prepare /activate /quiesce /stats /thaw /shutdown"},
+		{"prepared", prepare, "/hello /rehearse /activate /quiesce /stats /thaw /shutdown"},
+		{"rehearsing", rehearse, "/hello /activate /quiesce /stats /thaw /shutdown"},
+		{"activated", activate, "/hello /quiesce /tune /freeze /thaw /renew /stats /shutdown"},
+		{"shut down", shutdown, "/hello /quiesce /stats /thaw /shutdown"},
 	}
 	paths := []string{guestapi.PathHello, guestapi.PathPrepare, guestapi.PathRehearse, guestapi.PathActivate,
-		guestapi.PathQuiesce, guestapi.PathTune, guestapi.PathStats, guestapi.PathShutdown}
+		guestapi.PathQuiesce, guestapi.PathTune, guestapi.PathStats, guestapi.PathShutdown,
+		guestapi.PathFreeze, guestapi.PathThaw, guestapi.PathRenew}
 	for _, state := range states {
 		for _, path := range paths {
 			t.Run(state.name+path, func(t *testing.T) {

@@ -4,6 +4,8 @@ import (
 	"net"
 	"net/http"
 	"sync"
+
+	"skerry.dev/skerry/internal/guestapi"
 )
 
 // streamServer serves HTTP on connections that somebody else accepts. One
@@ -18,7 +20,7 @@ type streamServer struct {
 
 func newStreamServer(handler http.Handler) *streamServer {
 	s := &streamServer{
-		server: &http.Server{Handler: handler},
+		server: &http.Server{Handler: handler, ConnContext: guestapi.WithStream},
 		conns:  make(chan net.Conn),
 		closed: make(chan struct{}),
 		done:   make(chan struct{}),

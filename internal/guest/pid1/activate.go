@@ -67,6 +67,24 @@ func (s *System) Activate(ctx context.Context, a guestapi.Activation) (map[strin
 	))
 }
 
+// Renew gives a machine that was restored with a sandbox in it fresh randomness,
+// the time and, if it is another sandbox now, its names. Nothing of the user
+// may run meanwhile.
+func (s *System) Renew(r guestapi.Renewal) error {
+	steps := []step{
+		{"entropy", func() error { return reseed(r.Entropy) }},
+		{"clock", func() error { return setClock(r.Time) }},
+	}
+	if id := r.Identity; id != nil {
+		steps = append(steps,
+			step{"hostname", func() error { return unix.Sethostname([]byte(id.Hostname)) }},
+			step{"identity", func() error { return s.writeIdentity(s.identityFiles(*id)) }},
+		)
+	}
+	_, err := runSteps(steps)
+	return err
+}
+
 // SetMAC changes the interface's address. It is no part of Activate, because the
 // driver waits for the device, and nobody but the sandbox sees the address.
 func (s *System) SetMAC(mac string) error {

@@ -17,20 +17,53 @@ import (
 // sleep must not keep the machine.
 const killTimeout = 5 * time.Second
 
+// syncTimeout bounds the wait for file systems other than the disk's own.
+const syncTimeout = 10 * time.Second
+
 // Shutdown ends all processes (TERM, after grace KILL), writes everything to
-// the disk and makes it read-only.
+// the disk and makes it read-only. It does the latter also when a process cannot
+// be ended.
 func (s *System) Shutdown(ctx context.Context, grace time.Duration) error {
 	if !s.scratchMounted {
 		return nil // nothing ran, nothing was written
 	}
-	if err := endProcesses(ctx, grace); err != nil {
-		return fmt.Errorf("end processes: %w", err)
+	err := endProcesses(ctx, grace)
+	if err != nil {
+		err = fmt.Errorf("end processes: %w", err)
 	}
-	unix.Sync()
-	if err := remountReadOnly("/"); err != nil {
-		return err
+	return errors.Join(err, s.closeScratch())
+}
+
+// closeScratch writes everything to the disk and leaves its file system clean.
+func (s *System) closeScratch() error {
+	syncAll()
+	if err := unix.Syncfs(s.scratchFD); err != nil {
+		return fmt.Errorf("sync: %w", err)
 	}
-	return s.remountScratch()
+	// The root's mount only refers to the disk's, which is what counts.
+	rootErr := remountReadOnly("/")
+	err := s.remountScratch()
+	if errors.Is(err, unix.EBUSY) {
+		// Something of the kernel's still has a file open, as a loop device or
+		// swap space. Frozen it is as clean.
+		return s.freezeScratch()
+	}
+	return errors.Join(rootErr, err)
+}
+
+// syncAll writes what is dirty on all file systems, also those that the user
+// mounted from files on the disk. One whose server is gone must not keep the
+// machine.
+func syncAll() {
+	done := make(chan struct{})
+	go func() {
+		unix.Sync()
+		close(done)
+	}()
+	select {
+	case <-done:
+	case <-time.After(syncTimeout):
+	}
 }
 
 func endProcesses(ctx context.Context, grace time.Duration) error {
@@ -63,7 +96,7 @@ func endProcesses(ctx context.Context, grace time.Duration) error {
 func waitEmpty(ctx context.Context, limit time.Duration) bool {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	err := waitFor(ctx, "processes to end", func() (bool, error) { return spawn.Empty(cgroupUser), nil })
+	err := poll(ctx, "processes to end", func() (bool, error) { return spawn.Empty(cgroupUser), nil })
 	return err == nil
 }
 

@@ -36,6 +36,7 @@ type System struct {
 	scratchMounted bool
 	scratchFD      int   // its root directory
 	scratchSectors int64 // its size of 512-byte sectors, as mounted
+	disk           diskFreezer
 }
 
 // Boot runs the steps of the anonymous state in order.

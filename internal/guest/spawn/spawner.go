@@ -21,6 +21,11 @@ type Spawner struct {
 	dir    string
 	reaper *Reaper
 
+	// starting is held shared by each start, and alone while starts are held
+	// back.
+	starting sync.RWMutex
+	held     bool // used by Hold and Release only
+
 	mu       sync.Mutex
 	released map[string]bool // guarded by mu; groups that are free once empty
 	idle     []string        // guarded by mu; empty groups, at most maxIdle
@@ -34,8 +39,30 @@ func New(dir string) (*Spawner, *Reaper) {
 	return s, s.reaper
 }
 
+// Hold waits for starts in progress and holds back later ones until Release. It
+// comes before the groups are frozen: a child that is frozen before its
+// execve(2) keeps its parent in vfork(2), and with that thread one of the Go
+// scheduler's processors, which on one processor is the whole agent. Hold and
+// Release are not called at the same time; a second Hold does nothing.
+func (s *Spawner) Hold() {
+	if !s.held {
+		s.starting.Lock()
+		s.held = true
+	}
+}
+
+// Release lets starts go on. It does nothing if they are not held back.
+func (s *Spawner) Release() {
+	if s.held {
+		s.held = false
+		s.starting.Unlock()
+	}
+}
+
 // Start implements process.Spawner.
 func (s *Spawner) Start(spec *process.Spec) (process.Child, error) {
+	s.starting.RLock()
+	defer s.starting.RUnlock()
 	dir, err := s.takeGroup()
 	if err != nil {
 		return nil, fmt.Errorf("make control group: %w", err)

@@ -19,7 +19,7 @@ const executeKeep = 512 << 10
 
 // execute is POST /process/execute: run a command to its end and return its
 // output. The command ends with the request: when the client goes away it is
-// terminated.
+// terminated. When the whole link is lost it goes on, as any run.
 func execute(box *sandbox, w http.ResponseWriter, r *http.Request) error {
 	var req skerry.ExecuteRequest
 	if err := readJSON(w, r, maxInputBody, &req); err != nil {
@@ -29,12 +29,12 @@ func execute(box *sandbox, w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	p, follower, err := box.table.Start(start, process.Options{Combined: !separate, Follow: true})
+	p, follower, err := box.table.Start(start, process.Options{Combined: !separate, Follow: true, UntilSeen: true})
 	if err != nil {
 		return err
 	}
 	defer follower.Close()
-	stopInput := feedInput(r.Context(), p, req.Stdin)
+	stopInput := feedInput(context.WithoutCancel(r.Context()), p, req.Stdin)
 	defer stopInput()
 	result := &executeOutput{separate: separate}
 	for {
@@ -45,7 +45,11 @@ func execute(box *sandbox, w http.ResponseWriter, r *http.Request) error {
 		result.add(frame)
 	}
 	if r.Context().Err() != nil {
-		p.Terminate()
+		follower.Close() // nobody reads on
+		disconnected(r.Context(), p, &skerry.RunRequest{OnDisconnect: skerry.DisconnectKill})
+		if req.Stdin != "" {
+			<-p.Done() // the rest of it is here
+		}
 		return errors.Join(errAborted, context.Cause(r.Context()))
 	}
 	<-p.Done()

@@ -9,6 +9,7 @@ import (
 
 	"skerry.dev/skerry"
 	"skerry.dev/skerry/internal/guest/toolbox/process"
+	"skerry.dev/skerry/internal/guestapi"
 )
 
 // FramesType is the content type of the answer of POST /processes/run.
@@ -24,15 +25,21 @@ func (b *sandbox) startRun(req *skerry.RunRequest) (*process.Process, *process.F
 		return nil, nil, toolboxError(http.StatusBadRequest, skerry.ToolboxInvalidBody,
 			"onDisconnect %.32q: is neither kill nor continue", req.OnDisconnect)
 	}
+	o := process.Options{Follow: true}
 	if req.KeepLogs == "" && req.OnDisconnect == skerry.DisconnectKill {
-		req.KeepLogs = process.KeepNone // the client has it all
+		req.KeepLogs, o.UntilSeen = process.KeepNone, true // the client has it all
 	}
-	return b.table.Start(&req.ProcessRequest, process.Options{Follow: true})
+	return b.table.Start(&req.ProcessRequest, o)
 }
 
-// disconnected does what the request wants when its client has gone.
-func disconnected(p *process.Process, req *skerry.RunRequest) {
-	if req.OnDisconnect == skerry.DisconnectKill {
+// disconnected does what the request wants when its client has gone. When the
+// whole link is lost no client has gone: the machine was paused or saved, or its
+// host restarts. Then the process goes on, and its client may come back to it.
+func disconnected(ctx context.Context, p *process.Process, req *skerry.RunRequest) {
+	switch {
+	case guestapi.LinkLost(ctx):
+		p.Keep()
+	case req.OnDisconnect == skerry.DisconnectKill:
 		p.Terminate()
 	}
 }
@@ -56,7 +63,7 @@ func (s *Server) runStream(box *sandbox, w http.ResponseWriter, r *http.Request)
 	w.Header().Set("Content-Type", FramesType)
 	f := &frameStream{w: w, control: http.NewResponseController(w)}
 	if err := f.copy(r.Context(), p, follower); err != nil {
-		disconnected(p, &req)
+		disconnected(r.Context(), p, &req)
 		return errors.Join(errAborted, err)
 	}
 	return nil

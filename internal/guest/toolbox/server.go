@@ -129,6 +129,25 @@ func (s *Server) Running() int {
 	return 0
 }
 
+// Activity returns the number of processes that run now, and when the last one
+// ended; zero if none did.
+func (s *Server) Activity() (running int, lastEnd time.Time) {
+	if box := s.active.Load(); box != nil {
+		return box.table.Activity()
+	}
+	return 0, time.Time{}
+}
+
+// SetEnvironment replaces the sandbox's variables for processes that are started
+// from now on. The Server is active.
+func (s *Server) SetEnvironment(env map[string]string) error {
+	if err := process.CheckEnvironment(env); err != nil {
+		return fmt.Errorf("set environment: %w", err)
+	}
+	s.active.Load().table.SetEnvironment(env)
+	return nil
+}
+
 // Close ends all processes: TERM, after grace KILL, both to whole groups. It
 // returns when they are gone and every goroutine of the Server has ended, or
 // with ctx's error. Requests that come later get 503.

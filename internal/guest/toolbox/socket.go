@@ -60,7 +60,7 @@ func (s *Server) runSocket(box *sandbox, w http.ResponseWriter, r *http.Request)
 	defer follower.Close()
 	session := &session{conn: conn, process: p, input: newInputQueue()}
 	if err := session.serve(ctx, follower); err != nil {
-		disconnected(p, req)
+		disconnected(ctx, p, req)
 	}
 	return nil
 }

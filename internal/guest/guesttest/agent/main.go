@@ -35,7 +35,11 @@ func (p *probe) Activate(guestapi.Activation) (user, home string, err error) {
 	return "root", "/root", nil
 }
 
-func (p *probe) Running() int { return int(p.running.Load()) }
+func (p *probe) Activity() (running int, lastEnd time.Time) {
+	return int(p.running.Load()), time.Time{}
+}
+
+func (p *probe) SetEnvironment(map[string]string) error { return nil }
 
 func (p *probe) Close(context.Context, time.Duration) error { return nil }
 

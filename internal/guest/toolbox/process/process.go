@@ -50,11 +50,13 @@ type Process struct {
 	tty   *os.File
 	done  chan struct{} // closed when the result is final
 
-	mu       sync.Mutex
-	info     skerry.Process // static, but for State, times, result and Terminal
-	ended    bool           // the leader has ended
-	stopping *stopping      // or nil
-	timers   []*time.Timer  // stopped at the end
+	mu   sync.Mutex
+	info skerry.Process // static, but for State, times, result and Terminal
+	// untilSeen: the output is for a client that follows it, see Options.
+	untilSeen bool
+	ended     bool          // the leader has ended
+	stopping  *stopping     // or nil
+	timers    []*time.Timer // stopped at the end
 }
 
 // stopping is the end of a process that somebody asked for.
@@ -195,6 +197,38 @@ func (p *Process) stop(reason string, sig syscall.Signal, grace time.Duration) {
 		defer close(s.gone)
 		stopGroup(p.child, sig, grace)
 	}()
+}
+
+// Keep keeps the output of a process that was started with UntilSeen, as that of
+// any other: its client has lost it on the way.
+func (p *Process) Keep() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.untilSeen {
+		p.untilSeen, p.info.KeepLogs = false, KeepUntilCleanup
+	}
+}
+
+// dropLater drops the output of a process that has ended, at the time its
+// request wants.
+func (p *Process) dropLater() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	switch {
+	case p.untilSeen:
+		p.timers = append(p.timers, time.AfterFunc(seenTTL, p.dropSeen))
+	case p.info.KeepLogs == KeepOnExitTTL:
+		p.timers = append(p.timers, time.AfterFunc(exitTTL, p.log.Drop))
+	}
+}
+
+func (p *Process) dropSeen() {
+	p.mu.Lock()
+	seen := p.untilSeen // not kept since
+	p.mu.Unlock()
+	if seen {
+		p.log.Drop()
+	}
 }
 
 // Terminate is what happens to a process whose client has gone.

@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -25,6 +26,9 @@ const (
 	maxEndedBytes = 4 << 20
 	// exitTTL is how long keepLogs on_exit_ttl keeps output after the end.
 	exitTTL = 5 * time.Minute
+	// seenTTL is how long the output of a run is kept after its end, for a
+	// client whose link is lost while the last of it is under way.
+	seenTTL = 10 * time.Second
 )
 
 // Table is the processes of a sandbox. Use NewTable.
@@ -32,7 +36,7 @@ type Table struct {
 	spawner  Spawner
 	users    account.Database
 	logger   *slog.Logger
-	defaults Defaults
+	defaults atomic.Pointer[Defaults]
 	budget   budget
 	work     sync.WaitGroup // every goroutine of every process
 
@@ -42,15 +46,25 @@ type Table struct {
 	processes map[skerry.ProcessID]*Process
 	ended     []*Process // oldest first
 	endedSize int        // sum of their sizes
+	lastEnd   time.Time  // when the last one ended; zero if none did
 	pumps     map[*pump]struct{}
 }
 
 // NewTable returns an empty Table.
 func NewTable(spawner Spawner, users account.Database, logger *slog.Logger, defaults Defaults) *Table {
-	t := &Table{spawner: spawner, users: users, logger: logger, defaults: defaults,
+	t := &Table{spawner: spawner, users: users, logger: logger,
 		processes: map[skerry.ProcessID]*Process{}, pumps: map[*pump]struct{}{}}
+	t.defaults.Store(&defaults)
 	t.budget.reclaim = t.reclaim
 	return t
+}
+
+// SetEnvironment replaces the sandbox's variables for processes that are started
+// from now on.
+func (t *Table) SetEnvironment(env map[string]string) {
+	defaults := *t.defaults.Load()
+	defaults.Env = env
+	t.defaults.Store(&defaults)
 }
 
 // Options are how a process is started, beyond its request.
@@ -59,6 +73,10 @@ type Options struct {
 	Combined bool
 	// Follow attaches a follower that loses nothing, before the start.
 	Follow bool
+	// UntilSeen keeps the output, whatever keepLogs says, until seenTTL after
+	// the end: by then the client has it, unless it lost its link and
+	// somebody called Keep.
+	UntilSeen bool
 }
 
 // Start starts a process. What cannot be executed gives a process that has
@@ -66,7 +84,7 @@ type Options struct {
 // a request that has no meaning or no room. The Follower is nil unless asked
 // for; the caller closes it.
 func (t *Table) Start(req *skerry.ProcessRequest, o Options) (*Process, *Follower, error) {
-	pl, err := newPlan(&t.defaults, t.users, req)
+	pl, err := newPlan(t.defaults.Load(), t.users, req)
 	fail, failed := errors.AsType[*failure](err)
 	if err != nil && !failed {
 		return nil, nil, err
@@ -74,7 +92,7 @@ func (t *Table) Start(req *skerry.ProcessRequest, o Options) (*Process, *Followe
 	if err := t.reserve(); err != nil {
 		return nil, nil, err
 	}
-	p := &Process{info: pl.info, done: make(chan struct{}), log: newLog(&t.budget, req.KeepLogs != KeepNone)}
+	p := &Process{info: pl.info, done: make(chan struct{}), untilSeen: o.UntilSeen, log: newLog(&t.budget, o.UntilSeen || req.KeepLogs != KeepNone)}
 	p.info.State, p.info.CreatedAt = StateRunning, time.Now().UTC()
 	var follower *Follower
 	if o.Follow {
@@ -189,14 +207,12 @@ func (t *Table) addEnded(p *Process) {
 	defer t.mu.Unlock()
 	t.ended = append(t.ended, p)
 	t.endedSize += p.size()
+	t.lastEnd = time.Now()
 	for len(t.ended) > maxEnded || t.endedSize > maxEndedBytes && len(t.ended) > 1 {
 		t.removeLocked(t.ended[0])
 	}
-	if p.info.KeepLogs == KeepOnExitTTL && !t.closed {
-		timer := time.AfterFunc(exitTTL, p.log.Drop)
-		p.mu.Lock()
-		p.timers = append(p.timers, timer)
-		p.mu.Unlock()
+	if !t.closed {
+		p.dropLater()
 	}
 }
 
@@ -294,9 +310,16 @@ func (t *Table) Delete(id skerry.ProcessID) error {
 
 // Running returns the number of processes that have not ended.
 func (t *Table) Running() int {
+	running, _ := t.Activity()
+	return running
+}
+
+// Activity returns the number of processes that have not ended, and when the
+// last one ended; zero if none did.
+func (t *Table) Activity() (running int, lastEnd time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return len(t.processes) - len(t.ended)
+	return len(t.processes) - len(t.ended), t.lastEnd
 }
 
 // Close ends all processes with reason sandbox_stopped: TERM, after grace KILL.
