@@ -3,6 +3,7 @@ package skerry
 import (
 	"errors"
 	"fmt"
+	"strings"
 )
 
 // Code is a stable, machine-readable kind of error. Codes cross every wire
@@ -54,6 +55,16 @@ func Errorf(code Code, format string, args ...any) *Error {
 func Invalid(field, rule, bound, format string, args ...any) *Error {
 	return &Error{Code: CodeInvalid, Field: field, Rule: rule, Bound: bound,
 		Message: field + ": " + fmt.Sprintf(format, args...)}
+}
+
+// inField says that an error about a value concerns a field that holds such
+// values.
+func inField(field string, err error) error {
+	var e *Error
+	if !errors.As(err, &e) {
+		return err
+	}
+	return Invalid(field, e.Rule, e.Bound, "%s", strings.TrimPrefix(e.Message, e.Field+": "))
 }
 
 // Unsupported returns a CodeUnsupported error for a request field.

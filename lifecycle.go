@@ -55,9 +55,9 @@ type PolicyRequest struct {
 // page, timeout: project, then platform default).
 type PolicyDefaults struct {
 	TimeoutSeconds    int         // of the project; 0 for none
-	OnTimeout         TimerAction // "" is delete
+	OnTimeout         TimerAction // "" is delete, as any is for ephemeral sandboxes
 	IdleExpirySeconds int         // of the project; 0 for none
-	OnIdleTimeout     TimerAction // "" is delete
+	OnIdleTimeout     TimerAction // as OnTimeout
 	PlatformTimeout   bool        // PlatformTimeoutSeconds where nothing else is set
 	MaxTimeoutSeconds int         // 0 is MaxTimeoutSeconds
 }
@@ -73,10 +73,21 @@ func (q PolicyRequest) Resolve(d PolicyDefaults, persistent bool) (LifecyclePoli
 	if p.IdleExpirySeconds > 0 && p.OnIdleTimeout == "" {
 		p.OnIdleTimeout = ActionDelete
 	}
+	if !persistent { // what the operator wants of persistent ones cannot be had here
+		p.OnTimeout, p.OnIdleTimeout = forEphemeral(p.OnTimeout), forEphemeral(p.OnIdleTimeout)
+	}
 	if q.IdleExpirySeconds != nil {
 		p.OnIdleTimeout = "" // the default's action is not the caller's
 	}
 	return q.apply(p, d, persistent)
+}
+
+// forEphemeral is the action that an ephemeral sandbox has in place of a default.
+func forEphemeral(a TimerAction) TimerAction {
+	if a == "" {
+		return ""
+	}
+	return ActionDelete
 }
 
 // Update applies an update to a policy: omitted fields keep their values.

@@ -17,6 +17,7 @@ const (
 	MaxEnvBytes         = 1 << 20   // names and values together
 	MaxEnvValueBytes    = 128 << 10 // Linux: MAX_ARG_STRLEN, execve(2)
 	MaxUserLength       = 64
+	MaxIdempotencyKey   = 255
 
 	DefaultCreateTimeout = 3600 * time.Second
 	MaxCreateTimeout     = 86400 * time.Second
@@ -179,6 +180,14 @@ func ValidateEnv(field string, env map[string]string) error {
 func ValidateUser(user string) error {
 	if len(user) > MaxUserLength || !userPattern.MatchString(user) {
 		return Invalid("user", "pattern", userPattern.String(), "%q is not a user name of 1 to %d characters", user, MaxUserLength)
+	}
+	return nil
+}
+
+// ValidateIdempotencyKey checks the key of a create or a restore.
+func ValidateIdempotencyKey(key string) error {
+	if key == "" || len(key) > MaxIdempotencyKey || strings.ContainsFunc(key, func(r rune) bool { return r < '!' || r > '~' }) {
+		return Invalid("idempotency_key", "pattern", "1 to 255 printable ASCII characters", "must be 1 to %d printable ASCII characters without spaces", MaxIdempotencyKey)
 	}
 	return nil
 }

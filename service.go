@@ -46,7 +46,7 @@ type RegistryAuth struct {
 
 // PushRequest uploads a registered image to a registry.
 type PushRequest struct {
-	Reference string        `json:"reference" doc:"registry.example/team/env:1"`
+	Reference string        `json:"reference" doc:"Where to: registry.example/team/env:1"`
 	PlainHTTP bool          `json:"plain_http,omitempty"`
 	Auth      *RegistryAuth `json:"auth,omitempty"`
 }
@@ -54,28 +54,28 @@ type PushRequest struct {
 // CaptureRequest makes an image of a sandbox's file system ("Linux Sandboxes"
 // page, filesystem snapshot).
 type CaptureRequest struct {
-	Name              string `json:"name,omitempty" doc:"Unique among images and snapshots. Without it the image is anonymous."`
+	Name              string `json:"name,omitempty" minLength:"1" doc:"Unique among images and snapshots. Without it the image is anonymous."`
 	IdleExpirySeconds *int   `json:"idle_expiry_seconds,omitempty" doc:"How long an anonymous image may go without a create before it is deleted: 1 to the maximum of 7 days, or -1 for the maximum, the default. Refused with a name."`
 }
 
 // ForkRequest duplicates a sandbox.
 type ForkRequest struct {
-	Count      int               `json:"count,omitempty" doc:"1 to 64 copies; default 1."`
-	Names      []string          `json:"names,omitempty" doc:"Names of the copies; one for each, or none."`
+	Count      int               `json:"count,omitempty" minimum:"1" maximum:"64" doc:"How many copies; default one for each name, or 1."`
+	Names      []string          `json:"names,omitempty" doc:"Names of the copies, all different: one for each, or none."`
 	Labels     map[string]string `json:"labels,omitempty" doc:"Labels of the copies, which do not inherit any."`
 	InheritEnv bool              `json:"inherit_env,omitempty" doc:"New commands in the copies get the source's environment variables, which may hold secrets. Processes that run keep theirs either way."`
 }
 
 // RestoreRequest makes a sandbox of a memory snapshot.
 type RestoreRequest struct {
-	Name                 string            `json:"name,omitempty"`
+	Name                 string            `json:"name,omitempty" minLength:"1" doc:"Display name, as of a create; generated when omitted."`
 	Labels               map[string]string `json:"labels,omitempty" doc:"The restored sandbox does not inherit the source's."`
 	Env                  map[string]string `json:"env,omitempty" doc:"Of new commands; the source's are not inherited."`
 	Persistent           *bool             `json:"persistent,omitempty" doc:"Default: as the source was. A snapshot of an ephemeral sandbox cannot become persistent."`
-	Spot                 bool              `json:"spot,omitempty"`
-	Policy               *PolicyRequest    `json:"lifecycle_policy,omitempty"`
-	IdempotencyKey       string            `json:"idempotency_key,omitempty"`
-	CreateTimeoutSeconds *int              `json:"create_timeout_seconds,omitempty"`
+	Spot                 bool              `json:"spot,omitempty" doc:"Capacity that the operator can reclaim."`
+	Policy               *PolicyRequest    `json:"lifecycle_policy,omitempty" doc:"As of a create; the source's is not inherited."`
+	IdempotencyKey       string            `json:"idempotency_key,omitempty" minLength:"1" doc:"A restore that is retried with the same key returns the same sandbox. Default: derived from name, if that is given."`
+	CreateTimeoutSeconds *int              `json:"create_timeout_seconds,omitempty" doc:"As of a create."`
 }
 
 // Kinds of archives that can be imported.

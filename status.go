@@ -116,5 +116,35 @@ func (s Status) CanReach(target Status, persistent bool) bool {
 	return false
 }
 
+// StatusesNamed lists what a caller means by the name of a status, or by that of
+// a coarse state, which may cover several; nil for any other name.
+func StatusesNamed(name string) []Status {
+	if Status(name).Valid() {
+		return []Status{Status(name)}
+	}
+	var list []Status
+	for _, s := range Statuses() {
+		if string(s.State()) == name {
+			list = append(list, s)
+		}
+	}
+	return list
+}
+
+// WaitEnds lists the statuses that end a wait: those waited for, and those of
+// the states destroying, destroyed and error, which are its failure ("Linux
+// Sandboxes" page, wait for state). Only a wait for the end of a teardown goes
+// on while that is under way.
+func WaitEnds(until ...Status) []Status {
+	ends := slices.Clone(until)
+	for _, s := range []Status{StatusDeleting, StatusDeleted, StatusFailed, StatusLost} {
+		underWay := s == StatusDeleting && slices.Contains(until, StatusDeleted)
+		if !underWay && !slices.Contains(ends, s) {
+			ends = append(ends, s)
+		}
+	}
+	return ends
+}
+
 // Live reports whether a sandbox with this status may have something on a host.
 func (s Status) Live() bool { return s != StatusDeleted }

@@ -175,13 +175,20 @@ func retry(ctx context.Context, idempotent bool, try func() (*http.Response, err
 
 // do makes one request. Answers with an error status become *Error.
 func (c *Client) do(ctx context.Context, method, path string, query url.Values, body io.Reader, contentType string) (*http.Response, error) {
+	header := http.Header{}
+	if contentType != "" {
+		header.Set("Content-Type", contentType)
+	}
+	return c.doWith(ctx, header, method, path, query, body)
+}
+
+// doWith is do with headers of the caller's.
+func (c *Client) doWith(ctx context.Context, header http.Header, method, path string, query url.Values, body io.Reader) (*http.Response, error) {
 	req, err := http.NewRequestWithContext(ctx, method, c.url(path, query), body)
 	if err != nil {
 		return nil, fmt.Errorf("make the request: %w", err)
 	}
-	if contentType != "" {
-		req.Header.Set("Content-Type", contentType)
-	}
+	req.Header = header.Clone()
 	c.setHeaders(req.Header)
 	resp, err := c.http.Do(req)
 	if err != nil {

@@ -67,7 +67,8 @@ func (c *Client) Images(ctx context.Context) ([]skerry.Image, error) {
 
 // WaitImage waits until an image is ready and calls progress, if not nil, with
 // every answer on the way. An image that failed is an error with CodeConflict.
-// A timeout of 0 waits until ctx is done.
+// The end of the time is a *RequestTimeoutError; a timeout of 0 waits until ctx
+// is done.
 func (c *Client) WaitImage(ctx context.Context, idOrName string, timeout time.Duration, progress func(skerry.Image)) (skerry.Image, error) {
 	var img skerry.Image
 	query := url.Values{"wait": {"ready"}}
@@ -88,7 +89,46 @@ func (c *Client) WaitImage(ctx context.Context, idOrName string, timeout time.Du
 		}
 		return img.Status == skerry.ImageReady, nil
 	})
+	return img, stillIs(err, "image", string(img.ID), string(img.Status))
+}
+
+// CaptureImage starts to capture the file system of a sandbox; WaitImage waits
+// for the end.
+func (c *Client) CaptureImage(ctx context.Context, sandbox string, req skerry.CaptureRequest) (skerry.Image, error) {
+	var img skerry.Image
+	err := c.call(ctx, request{method: http.MethodPost, path: sandboxPath(sandbox) + "/capture", body: req}, &img)
 	return img, err
+}
+
+// PushImage starts to push an image to a registry.
+func (c *Client) PushImage(ctx context.Context, idOrName string, req skerry.PushRequest) (skerry.Image, error) {
+	var img skerry.Image
+	err := c.call(ctx, request{method: http.MethodPost, path: imagePath(idOrName) + "/push", body: req}, &img)
+	return img, err
+}
+
+// WaitPush waits until the last push of an image is over and calls progress, if
+// not nil, with every answer on the way. A push that failed is an error with
+// CodeConflict; all else is as with WaitImage.
+func (c *Client) WaitPush(ctx context.Context, idOrName string, timeout time.Duration, progress func(skerry.Image)) (skerry.Image, error) {
+	var img skerry.Image
+	err := poll(ctx, timeout, func(ctx context.Context, _ time.Duration) (bool, error) {
+		var err error
+		if img, err = c.Image(ctx, idOrName); err != nil {
+			return false, err
+		}
+		if progress != nil {
+			progress(img)
+		}
+		switch {
+		case img.Push == nil:
+			return false, skerry.Errorf(skerry.CodeConflict, "image %s was never pushed", img.Name)
+		case img.Push.Status == skerry.ImageFailed:
+			return false, skerry.Errorf(skerry.CodeConflict, "push of image %s to %s failed: %s", img.Name, img.Push.Reference, img.Push.Error)
+		}
+		return img.Push.Status == skerry.ImageReady, nil
+	})
+	return img, stillIs(err, "image", string(img.ID), "being pushed")
 }
 
 // progressInterval is how often a wait with progress asks.

@@ -2,15 +2,11 @@ package client
 
 import (
 	"context"
-	"fmt"
 	"io"
 	"iter"
 	"net/http"
 	"net/url"
-	"slices"
 	"strconv"
-	"strings"
-	"time"
 
 	"skerry.dev/skerry"
 )
@@ -23,6 +19,13 @@ type CreateSandbox struct {
 	User      string                   `json:"user,omitempty"`
 	Resources *skerry.ResourcesRequest `json:"resources,omitempty"`
 	Env       map[string]string        `json:"env,omitempty"`
+
+	// Persistent sandboxes can be stopped, paused and forked. Spot ones can
+	// be reclaimed by the operator. Neither can be changed later.
+	Persistent bool `json:"persistent,omitempty"`
+	Spot       bool `json:"spot,omitempty"`
+	// LifecyclePolicy has the timeouts; what it omits is the server's default.
+	LifecyclePolicy *skerry.PolicyRequest `json:"lifecycle_policy,omitempty"`
 
 	// IdempotencyKey lets a create be repeated without making a second
 	// sandbox. Default: derived from Name by the server; without a name, a
@@ -40,13 +43,17 @@ type CreateSandbox struct {
 // rest.
 func (c *Client) CreateSandbox(ctx context.Context, req CreateSandbox) (skerry.Sandbox, error) {
 	if req.IdempotencyKey == "" && req.Name == "" {
-		req.IdempotencyKey = "auto-" + skerry.RandomToken(26)
+		req.IdempotencyKey = freshKey()
 	}
 	var sb skerry.Sandbox
 	// The key, or the name, makes a create that is tried again harmless.
 	err := c.call(ctx, request{method: http.MethodPost, path: "/v2/sandboxes", body: req, idempotent: true}, &sb)
 	return sb, err
 }
+
+// freshKey is the idempotency key of a create that has no name: trying it again
+// makes no second sandbox.
+func freshKey() string { return "auto-" + skerry.RandomToken(26) }
 
 // Sandbox returns a sandbox by id or name.
 func (c *Client) Sandbox(ctx context.Context, idOrName string) (skerry.Sandbox, error) {
@@ -78,7 +85,7 @@ func (c *Client) Sandboxes(ctx context.Context, filter skerry.SandboxFilter) (sk
 		query.Add("label", k+"="+v)
 	}
 	if len(filter.Statuses) > 0 {
-		query.Set("status", joinStatuses(filter.Statuses))
+		query.Set("status", joinStatuses(filter.Statuses, ","))
 	}
 	if filter.Cursor != "" {
 		query.Set("cursor", filter.Cursor)
@@ -117,85 +124,4 @@ func (c *Client) AllSandboxes(ctx context.Context, filter skerry.SandboxFilter) 
 	}
 }
 
-// WaitSandbox waits until a sandbox has one of the statuses. When it can reach
-// none of them any more, or the time is over, it returns the sandbox as it is
-// and an error with CodeConflict or CodeTimeout. A timeout of 0 waits until ctx
-// is done.
-func (c *Client) WaitSandbox(ctx context.Context, idOrName string, timeout time.Duration, until ...skerry.Status) (skerry.Sandbox, error) {
-	var sb skerry.Sandbox
-	query := url.Values{"wait": {joinStatuses(until)}}
-	err := poll(ctx, timeout, func(ctx context.Context, hold time.Duration) (done bool, err error) {
-		query.Set("timeout_seconds", formatSeconds(hold))
-		sb = skerry.Sandbox{} // what an answer leaves out is not there any more
-		if err := c.call(ctx, request{method: http.MethodGet, path: sandboxPath(idOrName), query: query}, &sb); err != nil {
-			return false, err
-		}
-		if slices.Contains(until, sb.Status) {
-			return true, nil
-		}
-		if !slices.ContainsFunc(until, func(u skerry.Status) bool { return sb.Status.CanReach(u, sb.Persistent) }) {
-			return false, unreachable(sb, until)
-		}
-		return false, nil
-	})
-	if skerry.CodeOf(err) == skerry.CodeTimeout && sb.ID != "" {
-		err = skerry.Errorf(skerry.CodeTimeout, "sandbox %s is still %s after %s", sb.ID, sb.Status, timeout)
-	}
-	return sb, err
-}
-
-func unreachable(sb skerry.Sandbox, until []skerry.Status) error {
-	reason := ""
-	if sb.Reason != "" {
-		reason = ": " + sb.Reason
-	}
-	return skerry.Errorf(skerry.CodeConflict, "sandbox %s is %s and will not become %s%s", sb.ID, sb.Status, joinStatuses(until), reason)
-}
-
-// poll repeats a request that the server holds for at most MaxServerWait until
-// it is done, fails, or the time is over. A server that answers early (it need
-// not hold at all) is asked with growing pauses.
-func poll(ctx context.Context, timeout time.Duration, try func(context.Context, time.Duration) (bool, error)) error {
-	const firstPause, maxPause = 50 * time.Millisecond, time.Second
-	var deadline time.Time
-	if timeout > 0 {
-		deadline = time.Now().Add(timeout)
-	}
-	pause := firstPause
-	for {
-		hold := skerry.MaxServerWait
-		if timeout > 0 {
-			hold = min(hold, max(0, time.Until(deadline)))
-		}
-		start := time.Now()
-		if done, err := try(ctx, hold); done || err != nil {
-			return err
-		}
-		if timeout > 0 && !time.Now().Before(deadline) {
-			return skerry.Errorf(skerry.CodeTimeout, "not done after %s", timeout)
-		}
-		if held := time.Since(start); held >= hold/2 {
-			pause = firstPause
-			continue
-		}
-		if timeout > 0 {
-			pause = min(pause, max(time.Millisecond, time.Until(deadline)))
-		}
-		if err := sleep(ctx, pause); err != nil {
-			return err
-		}
-		pause = min(2*pause, maxPause)
-	}
-}
-
 func sandboxPath(idOrName string) string { return "/v2/sandboxes/" + url.PathEscape(idOrName) }
-
-func joinStatuses(statuses []skerry.Status) string {
-	parts := make([]string, 0, len(statuses))
-	for _, s := range statuses {
-		parts = append(parts, string(s))
-	}
-	return strings.Join(parts, ",")
-}
-
-func formatSeconds(d time.Duration) string { return fmt.Sprintf("%.3f", d.Seconds()) }

@@ -32,6 +32,9 @@ const (
 	// sandboxes are given up.
 	DefaultLostAfter = 5 * time.Minute
 
+	// DefaultEventRetention is how long an event can be read.
+	DefaultEventRetention = 24 * time.Hour
+
 	// offlineAfter is three missed heartbeats.
 	offlineAfter = 3 * bus.HeartbeatInterval
 )
@@ -64,6 +67,9 @@ type Config struct {
 	Arch      string        // of creates, "amd64" or "arm64"
 	Retention time.Duration // see DefaultRetention
 	LostAfter time.Duration // see DefaultLostAfter
+
+	Policy         skerry.PolicyDefaults // of creates, see there
+	EventRetention time.Duration         // see DefaultEventRetention
 }
 
 // Control is a control plane. Its methods can be called from several
@@ -99,6 +105,9 @@ func New(cfg Config) *Control {
 	}
 	if cfg.Retention == 0 {
 		cfg.Retention = DefaultRetention
+	}
+	if cfg.EventRetention == 0 {
+		cfg.EventRetention = DefaultEventRetention
 	}
 	if cfg.LostAfter == 0 {
 		cfg.LostAfter = DefaultLostAfter

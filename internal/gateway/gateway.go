@@ -38,9 +38,9 @@ type Dialer interface {
 type Config struct {
 	Dialer Dialer
 	Logger *slog.Logger
-	// Activity is called when a request begins; what it returns, when the
-	// request is over. Nil is allowed.
-	Activity func(id skerry.SandboxID) (done func())
+	// Activity is called when a request begins, every activityInterval while
+	// it lasts and when it ends. Nil is allowed.
+	Activity func(id skerry.SandboxID)
 }
 
 // Gateway is the handler below Prefix. Authentication is done in front of it.
@@ -55,6 +55,10 @@ const (
 	idlePerSandbox    = 16
 	idleTotal         = 1024
 	idleTimeout       = 90 * time.Second
+
+	// activityInterval is how often a request that lasts counts as activity:
+	// well below the least idle timeout, skerry.MinIdleSeconds.
+	activityInterval = 20 * time.Second
 )
 
 // New returns a gateway.
@@ -105,13 +109,37 @@ func (g *Gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if g.config.Activity != nil {
-		defer g.config.Activity(id)()
+		defer g.active(id)()
 	}
 	h := w.Header()
 	h.Set("X-Content-Type-Options", "nosniff")
 	h.Set("Content-Security-Policy", "sandbox; default-src 'none'; frame-ancestors 'none'")
 	h.Set("Cross-Origin-Resource-Policy", "same-origin")
 	g.proxy.ServeHTTP(w, r)
+}
+
+// active reports activity until done is called.
+func (g *Gateway) active(id skerry.SandboxID) (done func()) {
+	g.config.Activity(id)
+	over, ended := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		tick := time.NewTicker(activityInterval)
+		defer tick.Stop()
+		for {
+			select {
+			case <-tick.C:
+				g.config.Activity(id)
+			case <-over:
+				return
+			}
+		}
+	}()
+	return func() {
+		close(over)
+		<-ended
+		g.config.Activity(id)
+	}
 }
 
 // target splits a path into the sandbox and the escaped path inside it.

@@ -11,10 +11,13 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/coder/websocket"
 	"go.uber.org/goleak"
@@ -44,7 +47,7 @@ func (d *dialer) DialToolbox(ctx context.Context, _ skerry.SandboxID) (net.Conn,
 const sandbox = skerry.SandboxID("sbx_aaaaaaaaaaaaaaaaaaaa")
 
 // serve starts a gateway and returns the base URL of the sandbox behind it.
-func serve(t *testing.T, d *dialer, activity func(skerry.SandboxID) func()) string {
+func serve(t *testing.T, d *dialer, activity func(skerry.SandboxID)) string {
 	t.Helper()
 	g := gateway.New(gateway.Config{Dialer: d, Logger: slog.New(slog.NewTextHandler(t.Output(), nil)), Activity: activity})
 	srv := httptest.NewServer(g)
@@ -307,11 +310,10 @@ func TestWebSocket(t *testing.T) {
 				return
 			}
 		}
-	}), func(id skerry.SandboxID) func() {
+	}), func(id skerry.SandboxID) {
 		if id == sandbox {
 			active.Add(1)
 		}
-		return func() { active.Add(-1) }
 	})
 	conn, _, err := websocket.Dial(t.Context(), base+"/processes/run", nil)
 	if err != nil {
@@ -331,6 +333,47 @@ func TestWebSocket(t *testing.T) {
 		t.Errorf("activity = %d while the connection is open", active.Load())
 	}
 	conn.Close(websocket.StatusNormalClosure, "")
+}
+
+// pipes dials a guest that takes its time for an answer.
+type pipes struct{ delay time.Duration }
+
+func (p pipes) DialToolbox(context.Context, skerry.SandboxID) (net.Conn, error) {
+	ours, guests := net.Pipe()
+	go func() {
+		defer guests.Close()
+		if _, err := http.ReadRequest(bufio.NewReader(guests)); err == nil {
+			time.Sleep(p.delay)
+			io.WriteString(guests, "HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 0\r\n\r\n")
+		}
+	}()
+	return ours, nil
+}
+
+// TestActivity: a request counts when it begins, while it lasts and when it ends.
+func TestActivity(t *testing.T) {
+	for delay, want := range map[time.Duration][]time.Duration{
+		time.Millisecond: {0, time.Millisecond},
+		50 * time.Second: {0, 20 * time.Second, 40 * time.Second, 50 * time.Second},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			start := time.Now()
+			var got []time.Duration
+			g := gateway.New(gateway.Config{Dialer: pipes{delay}, Logger: slog.New(slog.DiscardHandler), Activity: func(id skerry.SandboxID) {
+				if id != sandbox {
+					t.Errorf("activity of %s", id)
+				}
+				got = append(got, time.Since(start))
+			}})
+			defer g.Close()
+			w := httptest.NewRecorder()
+			g.ServeHTTP(w, httptest.NewRequest("GET", gateway.Prefix+string(sandbox)+"/files", nil))
+			time.Sleep(time.Minute) // nothing comes after the end
+			if w.Code != http.StatusOK || !slices.Equal(got, want) {
+				t.Errorf("after %s: %d, activity at %v, want %v", delay, w.Code, got, want)
+			}
+		})
+	}
 }
 
 func TestConnectionsAreReusedAndReplaced(t *testing.T) {

@@ -49,7 +49,9 @@ type Store interface {
 type Reader interface {
 	SandboxReader
 	ImageReader
+	SnapshotReader
 	RunnerReader
+	EventReader
 
 	// Outbox returns up to limit entries, oldest first.
 	Outbox(ctx context.Context, limit int) ([]OutboxEntry, error)
@@ -76,9 +78,17 @@ type SandboxReader interface {
 	SandboxesOnRunner(ctx context.Context, runner skerry.RunnerID) ([]Sandbox, error)
 	// CountSandboxesOfImage counts those that are not deleted.
 	CountSandboxesOfImage(ctx context.Context, image skerry.ImageID) (int, error)
+	// SandboxesForkedFrom returns the copies of a sandbox that have one of
+	// the statuses, in the order of insertion.
+	SandboxesForkedFrom(ctx context.Context, source skerry.SandboxID, statuses []skerry.Status) ([]Sandbox, error)
+	// CountSandboxesOfSnapshot counts those made of a snapshot that have one
+	// of the statuses.
+	CountSandboxesOfSnapshot(ctx context.Context, snapshot skerry.SnapshotID, statuses []skerry.Status) (int, error)
 	// NextCreateDeadline returns the sandbox that must run the soonest
-	// among those with one of the statuses.
+	// among those with one of the statuses that never ran.
 	NextCreateDeadline(ctx context.Context, statuses []skerry.Status) (Sandbox, error)
+	// NextDue returns the sandbox with the earliest DueAt.
+	NextDue(ctx context.Context) (Sandbox, error)
 	// OldestDeleted returns when the sandbox deleted first was deleted.
 	OldestDeleted(ctx context.Context) (time.Time, error)
 }
@@ -91,6 +101,27 @@ type ImageReader interface {
 	DefaultImage(ctx context.Context) (Image, error)
 	// Images returns all images, newest first.
 	Images(ctx context.Context) ([]Image, error)
+	// NextImageExpiry returns the image with the earliest ExpiresAt among
+	// those that neither a snapshot nor a sandbox that is not deleted uses.
+	NextImageExpiry(ctx context.Context) (Image, error)
+}
+
+// SnapshotReader reads memory snapshots.
+type SnapshotReader interface {
+	Snapshot(ctx context.Context, id skerry.SnapshotID) (Snapshot, error)
+	SnapshotByName(ctx context.Context, name string) (Snapshot, error)
+	// Snapshots returns all snapshots, newest first.
+	Snapshots(ctx context.Context) ([]Snapshot, error)
+	CountSnapshotsOfImage(ctx context.Context, image skerry.ImageID) (int, error)
+}
+
+// EventReader reads events.
+type EventReader interface {
+	// Events returns the events that the filter selects, oldest first.
+	// CodeInvalid: the limit is out of range.
+	Events(ctx context.Context, filter skerry.EventFilter) ([]skerry.Event, error)
+	// OldestEvent returns when the oldest event was.
+	OldestEvent(ctx context.Context) (time.Time, error)
 }
 
 // RunnerReader reads runners.
@@ -109,19 +140,35 @@ type Tx interface {
 	// new row has version 1.
 	InsertSandbox(ctx context.Context, s Sandbox) error
 	// UpdateSandbox replaces the row that has s.Version and raises it by
-	// one; ErrStale when there is none. Name, labels, key, arguments and
-	// creation time do not change.
+	// one; ErrStale when there is none. Name, labels, environment, key,
+	// arguments, kind (persistent, spot), origin and creation time do not
+	// change.
 	UpdateSandbox(ctx context.Context, s Sandbox) error
 	// PruneSandboxes forgets sandboxes deleted at t or before.
 	PruneSandboxes(ctx context.Context, t time.Time) (int, error)
 
-	// InsertImage returns ErrExists when the id or name is taken.
+	// InsertImage returns ErrExists when the id is taken, or the name by an
+	// image or a snapshot.
 	InsertImage(ctx context.Context, i Image) error
 	// UpdateImage works like UpdateSandbox; it can change every field but
 	// id, name and creation time. An image that becomes the default takes
 	// the place of the one that was.
 	UpdateImage(ctx context.Context, i Image) error
 	DeleteImage(ctx context.Context, id skerry.ImageID) error
+
+	// InsertSnapshot, UpdateSnapshot and DeleteSnapshot work like those of
+	// images, with which snapshots share their names. An update can change
+	// the status, the error and the measures.
+	InsertSnapshot(ctx context.Context, s Snapshot) error
+	UpdateSnapshot(ctx context.Context, s Snapshot) error
+	DeleteSnapshot(ctx context.Context, id skerry.SnapshotID) error
+
+	// AddEvent appends an event; its ID is set by the store, larger than
+	// that of any event before.
+	AddEvent(ctx context.Context, e skerry.Event) error
+	// PruneEvents forgets the events at t or before, and all but the newest
+	// keep ones.
+	PruneEvents(ctx context.Context, t time.Time, keep int) (int, error)
 
 	// AddOutbox appends an entry; its ID is set by the store.
 	AddOutbox(ctx context.Context, e OutboxEntry) error
@@ -147,6 +194,19 @@ type Sandbox struct {
 	RunnerEpoch int64
 	// DeletedAt is zero as long as the status is not deleted.
 	DeletedAt time.Time
+
+	// OperationTarget is what the operation under way is about: the image or
+	// snapshot that it makes or, of a start, the status before it.
+	OperationTarget string
+	// ReclaimDue: a spot sandbox is to be paused as soon as it can be.
+	ReclaimDue bool
+	// IdleAskedAt is when its runner was asked, without an answer yet,
+	// whether it is in use. Zero: it was not.
+	IdleAskedAt time.Time
+	// RetryAt holds back a timer whose action did not work.
+	RetryAt time.Time
+	// DueAt is when the timers must look at it, or zero.
+	DueAt time.Time
 }
 
 // MaxPageBytes bounds the environments of one page of sandboxes.
@@ -167,6 +227,16 @@ type Image struct {
 	// Command is the order to make it, kept until it is ready or failed, so
 	// that it can be given again.
 	Command []byte
+	// PushCommand is the same for its upload.
+	PushCommand []byte
+}
+
+// Snapshot is a memory snapshot and what only the control plane knows about it.
+type Snapshot struct {
+	skerry.Snapshot
+
+	Version int64
+	Arch    string
 }
 
 // OutboxEntry is a message to be published: it was decided upon in the same

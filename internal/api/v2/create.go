@@ -22,6 +22,10 @@ type createBody struct {
 	Resources *skerry.ResourcesRequest `json:"resources,omitempty" doc:"Size of the machine."`
 	Env       map[string]string        `json:"env,omitempty" doc:"Environment variables inside the sandbox, 1 MiB together."`
 
+	Persistent      *bool                 `json:"persistent,omitempty" doc:"Keep the disk when the machine ends: the sandbox can be stopped, started, paused and forked. It cannot be changed later."`
+	Spot            *bool                 `json:"spot,omitempty" doc:"Capacity that the operator can reclaim at any time: a persistent sandbox is then paused, another deleted. It cannot be changed later."`
+	LifecyclePolicy *skerry.PolicyRequest `json:"lifecycle_policy,omitempty" doc:"Timeout and idle timeout; what is omitted takes the server's defaults."`
+
 	IdempotencyKey       *string `json:"idempotency_key,omitempty" doc:"1 to 255 printable ASCII characters. A create that is retried with the same key returns the same sandbox. Default: derived from name, if that is given."`
 	CreateTimeoutSeconds *int    `json:"create_timeout_seconds,omitempty" doc:"Seconds to reach running before the sandbox is deleted, 1 to 86400, or -1 for the maximum. Default 3600."`
 	WaitSeconds          *int    `json:"wait_seconds,omitempty" doc:"Seconds to wait for the start; the server holds the request for at most 3. 0 returns at once. Default 60."`
@@ -36,17 +40,14 @@ type createBody struct {
 // pages that this version knows by name only. Any value that would have an
 // effect is refused.
 type UnsupportedFields struct {
-	Ports           any `json:"ports,omitempty" doc:"Inbound ports."`
-	Volumes         any `json:"volumes,omitempty" doc:"Volumes to attach."`
-	Secrets         any `json:"secrets,omitempty" doc:"Project secrets, by name."`
-	NetworkPolicy   any `json:"network_policy,omitempty" doc:"Outbound network policy."`
-	Spot            any `json:"spot,omitempty" doc:"Discounted capacity that can be reclaimed."`
-	CPUType         any `json:"cpu_type,omitempty" doc:"CPU hardware tier."`
-	LifecyclePolicy any `json:"lifecycle_policy,omitempty" doc:"Timeout and idle timeout."`
-	Persistent      any `json:"persistent,omitempty" doc:"Keep the sandbox over stop and start."`
-	Mode            any `json:"mode,omitempty" doc:"Dedicated or burstable CPUs."`
-	Snapshot        any `json:"snapshot,omitempty" doc:"Memory snapshot to restore from."`
-	GPU             any `json:"gpu,omitempty" doc:"Graphics processors."`
+	Ports         any `json:"ports,omitempty" doc:"Inbound ports."`
+	Volumes       any `json:"volumes,omitempty" doc:"Volumes to attach."`
+	Secrets       any `json:"secrets,omitempty" doc:"Project secrets, by name."`
+	NetworkPolicy any `json:"network_policy,omitempty" doc:"Outbound network policy."`
+	CPUType       any `json:"cpu_type,omitempty" doc:"CPU hardware tier."`
+	Mode          any `json:"mode,omitempty" doc:"Dedicated or burstable CPUs."`
+	Snapshot      any `json:"snapshot,omitempty" doc:"Memory snapshot to restore from: use POST /v2/snapshots/{id}/restore."`
+	GPU           any `json:"gpu,omitempty" doc:"Graphics processors."`
 }
 
 // TransformSchema marks the unsupported fields in the OpenAPI document.
@@ -94,11 +95,10 @@ func asksNothing(v any) bool {
 	return false
 }
 
-const maxIdempotencyKey = 255
-
 // resolveCreate checks a create and applies the defaults of the "Linux
 // Sandboxes" page. The duration is how long to hold the request.
 func (s *server) resolveCreate(ctx context.Context, b *createBody) (req skerry.SandboxRequest, wait time.Duration, err error) {
+	req.Persistent, req.Spot = isTrue(b.Persistent), isTrue(b.Spot)
 	checks := []func() error{
 		b.refuse,
 		func() error { return s.checkPlacement(ctx, b) },
@@ -116,6 +116,14 @@ func (s *server) resolveCreate(ctx context.Context, b *createBody) (req skerry.S
 			req.CreateTimeout, err = skerry.ResolveCreateTimeout(b.CreateTimeoutSeconds)
 			return err
 		},
+		func() error {
+			var q skerry.PolicyRequest
+			if b.LifecyclePolicy != nil {
+				q = *b.LifecyclePolicy
+			}
+			req.Policy, err = q.Resolve(s.Policy, req.Persistent)
+			return err
+		},
 		func() error { wait, err = skerry.ResolveWait(b.WaitSeconds); return err },
 	}
 	for _, check := range checks {
@@ -126,6 +134,8 @@ func (s *server) resolveCreate(ctx context.Context, b *createBody) (req skerry.S
 	req.Env = b.Env
 	return req, wait, nil
 }
+
+func isTrue(b *bool) bool { return b != nil && *b }
 
 // resolveNames checks and fills what names the sandbox and what it is made of.
 func (b *createBody) resolveNames(req *skerry.SandboxRequest) error {
@@ -158,11 +168,10 @@ func (b *createBody) resolveNames(req *skerry.SandboxRequest) error {
 		req.User = *b.User
 	}
 	if b.IdempotencyKey != nil {
-		key := *b.IdempotencyKey
-		if key == "" || len(key) > maxIdempotencyKey || strings.ContainsFunc(key, func(r rune) bool { return r < '!' || r > '~' }) {
-			return skerry.Invalid("idempotency_key", "pattern", "1 to 255 printable ASCII characters", "must be 1 to %d printable ASCII characters without spaces", maxIdempotencyKey)
+		if err := skerry.ValidateIdempotencyKey(*b.IdempotencyKey); err != nil {
+			return err
 		}
-		req.IdempotencyKey = key
+		req.IdempotencyKey = *b.IdempotencyKey
 	}
 	return nil
 }

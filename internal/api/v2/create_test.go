@@ -64,6 +64,18 @@ func TestCreateRefusals(t *testing.T) {
 		{`{"idempotency_key":""}`, "idempotency_key", "pattern"},
 		{`{"idempotency_key":"a b"}`, "idempotency_key", "pattern"},
 		{`{"idempotency_key":"` + long + `"}`, "idempotency_key", "pattern"},
+		{`{"persistent":"yes"}`, "persistent", "type"},
+		{`{"spot":1}`, "spot", "type"},
+		{`{"lifecycle_policy":{"timeout":60}}`, "lifecycle_policy.timeout", "unknown_field"},
+		{`{"lifecycle_policy":{"timeout_seconds":1.5}}`, "lifecycle_policy.timeout_seconds", "type"},
+		{`{"lifecycle_policy":{"timeout_seconds":0}}`, "lifecycle_policy.timeout_seconds", "range"},
+		{`{"lifecycle_policy":{"timeout_seconds":7201}}`, "lifecycle_policy.timeout_seconds", "range"},
+		{`{"lifecycle_policy":{"on_timeout":"delete"}}`, "lifecycle_policy.on_timeout", "requires"},
+		{`{"lifecycle_policy":{"timeout_seconds":60,"on_timeout":"explode"}}`, "lifecycle_policy.on_timeout", "one_of"},
+		{`{"lifecycle_policy":{"timeout_seconds":60,"on_timeout":"stop"}}`, "lifecycle_policy.on_timeout", "one_of"},
+		{`{"lifecycle_policy":{"idle_expiry_seconds":3600}}`, "lifecycle_policy.on_idle_timeout", "required"},
+		{`{"lifecycle_policy":{"idle_expiry_seconds":-1,"on_idle_timeout":"delete"}}`, "lifecycle_policy.idle_expiry_seconds", "range"},
+		{`{"lifecycle_policy":{"on_idle_timeout":"delete"}}`, "lifecycle_policy.on_idle_timeout", "requires"},
 		{`{"cpu_arch":"riscv64"}`, "cpu_arch", "one_of"},
 	}
 	h := newHandler(t, &control{})
@@ -86,10 +98,7 @@ func TestCreateUnsupportedFields(t *testing.T) {
 		{"volumes", `[{"name":"v"}]`, []string{`[]`}},
 		{"secrets", `["GITHUB_TOKEN"]`, []string{`[]`}},
 		{"network_policy", `{"block_all":true}`, []string{`{}`, `null`}},
-		{"spot", `true`, []string{`false`}},
 		{"cpu_type", `"zen5"`, []string{`null`}},
-		{"lifecycle_policy", `{"timeout_seconds":60}`, []string{`{}`}},
-		{"persistent", `true`, []string{`false`}},
 		{"mode", `"dedicated"`, []string{`null`}},
 		{"snapshot", `"s"`, []string{`null`}},
 		{"gpu", `1`, []string{`null`}},
@@ -153,6 +162,33 @@ func TestCreateGiven(t *testing.T) {
 	}
 	if c.until != nil {
 		t.Error("wait_seconds 0 waited")
+	}
+}
+
+// TestCreatePolicy is the section "Timeouts" of the "Linux Sandboxes" page, as a
+// create of a server with a maximum of two hours.
+func TestCreatePolicy(t *testing.T) {
+	type policy = skerry.LifecyclePolicy
+	tests := []struct {
+		body             string
+		persistent, spot bool
+		want             policy
+	}{
+		{`{"persistent":false,"spot":false,"lifecycle_policy":{}}`, false, false, policy{}},
+		{`{"persistent":null,"spot":null,"lifecycle_policy":null}`, false, false, policy{}},
+		{`{"spot":true,"lifecycle_policy":{"timeout_seconds":7200,"on_timeout":"delete"}}`, false, true, policy{TimeoutSeconds: 7200, OnTimeout: "delete"}},
+		{`{"lifecycle_policy":{"timeout_seconds":1}}`, false, false, policy{TimeoutSeconds: 1, OnTimeout: "delete"}},
+		{`{"lifecycle_policy":{"idle_expiry_seconds":3,"on_idle_timeout":"delete"}}`, false, false, policy{IdleExpirySeconds: 60, OnIdleTimeout: "delete"}},
+		{`{"persistent":true,"lifecycle_policy":{"timeout_seconds":60,"on_timeout":"pause","idle_expiry_seconds":600,"on_idle_timeout":"stop"}}`, true, false, policy{TimeoutSeconds: 60, OnTimeout: "pause", IdleExpirySeconds: 600, OnIdleTimeout: "stop"}},
+	}
+	for _, tt := range tests {
+		c := &control{created: true}
+		if w := do(t, newHandler(t, c), "POST", "/v2/sandboxes", tt.body); w.Code != http.StatusCreated {
+			t.Errorf("%s: %d %s", tt.body, w.Code, w.Body)
+		}
+		if c.create.Persistent != tt.persistent || c.create.Spot != tt.spot || c.create.Policy != tt.want {
+			t.Errorf("%s: persistent %v, spot %v, policy %+v", tt.body, c.create.Persistent, c.create.Spot, c.create.Policy)
+		}
 	}
 }
 

@@ -20,9 +20,10 @@ type imageList struct {
 	Items []skerry.Image `json:"items"`
 }
 
-type imageWaitInput struct {
+// readyInput asks for an image or a snapshot.
+type readyInput struct {
 	ID             string  `path:"id" maxLength:"255" doc:"Id or name."`
-	Wait           string  `query:"wait" enum:"ready" doc:"The answer comes when the image is ready or failed, or when the time is over: look at status."`
+	Wait           string  `query:"wait" enum:"ready" doc:"The answer comes when it is ready or failed, or when the time is over: look at status."`
 	TimeoutSeconds float64 `query:"timeout_seconds" minimum:"0" default:"3" doc:"How long to hold the request; more than 3 counts as 3."`
 }
 
@@ -69,14 +70,24 @@ func (s *server) registerImages() {
 		Summary: "Get an image, or wait until it is ready", Description: "A name with slashes is written with %2F.",
 	}, s.getImage)
 	register(s, huma.Operation{
+		OperationID: "push-image", Method: http.MethodPost, Path: "/v2/images/{id}/push", Tags: tags,
+		Summary: "Push an image to a registry", Description: "Answers at once; push tells how far it is.",
+		DefaultStatus: http.StatusAccepted,
+	}, s.pushImage)
+	register(s, huma.Operation{
+		OperationID: "capture-image", Method: http.MethodPost, Path: "/v2/sandboxes/{id}/capture", Tags: tags,
+		Summary: "Capture the file system of a sandbox as an image", Description: "The sandbox runs on. Answers at once; wait for ready.",
+		DefaultStatus: http.StatusAccepted,
+	}, s.captureImage)
+	register(s, huma.Operation{
 		OperationID: "delete-image", Method: http.MethodDelete, Path: "/v2/images/{id}", Tags: tags,
 		Summary: "Delete an image", DefaultStatus: http.StatusNoContent,
 	}, s.deleteImage)
 }
 
 func (s *server) pullImage(ctx context.Context, in *struct{ Body skerry.PullRequest }) (*imageOutput, error) {
-	if in.Body.Reference == "" || len(in.Body.Reference) > 512 {
-		return nil, skerry.Invalid("reference", "length", "1 to 512 characters", "must be 1 to 512 characters, is %d", len(in.Body.Reference))
+	if err := validateReference(in.Body.Reference); err != nil {
+		return nil, err
 	}
 	if in.Body.Name != "" {
 		if err := skerry.ValidateImageName("name", in.Body.Name); err != nil {
@@ -84,6 +95,30 @@ func (s *server) pullImage(ctx context.Context, in *struct{ Body skerry.PullRequ
 		}
 	}
 	return imageResult(s.Control.PullImage(ctx, in.Body))
+}
+
+func (s *server) pushImage(ctx context.Context, in *optional[skerry.PushRequest]) (*imageOutput, error) {
+	req := in.body()
+	if err := validateReference(req.Reference); err != nil {
+		return nil, err
+	}
+	return imageResult(s.Control.PushImage(ctx, in.ID, req))
+}
+
+// validateReference bounds a reference; whether it makes sense, its parser says.
+func validateReference(ref string) error {
+	if ref == "" || len(ref) > 512 {
+		return skerry.Invalid("reference", "length", "1 to 512 characters", "must be 1 to 512 characters, is %d", len(ref))
+	}
+	return nil
+}
+
+func (s *server) captureImage(ctx context.Context, in *optional[skerry.CaptureRequest]) (*imageOutput, error) {
+	req, err := in.body().Resolve()
+	if err != nil {
+		return nil, err
+	}
+	return imageResult(s.Control.CaptureImage(ctx, in.ID, req))
 }
 
 func (s *server) importImage(ctx context.Context, in *importInput) (*imageOutput, error) {
@@ -154,7 +189,7 @@ func (s *server) listImages(ctx context.Context, _ *struct{}) (*struct{ Body ima
 	return &struct{ Body imageList }{imageList{Items: append([]skerry.Image{}, images...)}}, nil
 }
 
-func (s *server) getImage(ctx context.Context, in *imageWaitInput) (*imageOutput, error) {
+func (s *server) getImage(ctx context.Context, in *readyInput) (*imageOutput, error) {
 	if in.Wait == "" {
 		return imageResult(s.Control.Image(ctx, in.ID))
 	}

@@ -2,6 +2,7 @@ package v2
 
 import (
 	"reflect"
+	"slices"
 
 	"github.com/danielgtaylor/huma/v2"
 
@@ -32,6 +33,8 @@ func openAPIConfig(version string) huma.Config {
 			Security: []map[string][]string{{"api_key": {}}},
 			Tags: []*huma.Tag{
 				{Name: "Sandboxes", Description: "Isolated Linux machines."},
+				{Name: "Snapshots", Description: "Saved memory and disk of sandboxes, from which new ones resume."},
+				{Name: "Events", Description: "What changes, as it changes."},
 				{Name: "Images", Description: "File systems that sandboxes start with."},
 				{Name: "Server", Description: "The hosts and this server."},
 			},
@@ -69,7 +72,9 @@ func finishOpenAPI(doc *huma.OpenAPI) {
 	setEnum(schemas["Problem"], "code", problem.Codes())
 	setEnum(schemas["Sandbox"], "status", skerry.Statuses())
 	setEnum(schemas["Sandbox"], "state", states())
+	setEnum(schemas["Sandbox"], "operation", skerry.Actions())
 	setEnum(schemas["Image"], "status", []skerry.ImageStatus{skerry.ImagePending, skerry.ImageBuilding, skerry.ImageReady, skerry.ImageFailed})
+	setEnum(schemas["Event"], "type", []skerry.EventType{skerry.EventSandboxStatus, skerry.EventSandboxLifecycle, skerry.EventImageStatus, skerry.EventSnapshotStatus})
 }
 
 func setEnum[T ~string](schema *huma.Schema, property string, values []T) {
@@ -83,10 +88,8 @@ func setEnum[T ~string](schema *huma.Schema, property string, values []T) {
 // states lists the coarse states once each.
 func states() []skerry.State {
 	var list []skerry.State
-	seen := map[skerry.State]bool{}
 	for _, status := range skerry.Statuses() {
-		if st := status.State(); !seen[st] {
-			seen[st] = true
+		if st := status.State(); !slices.Contains(list, st) {
 			list = append(list, st)
 		}
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"net/http"
+	"slices"
 	"strings"
 	"time"
 
@@ -35,7 +36,7 @@ type listInput struct {
 
 type waitInput struct {
 	ID             string   `path:"id" maxLength:"255" doc:"Id or name."`
-	Wait           []string `query:"wait" doc:"Statuses or coarse states to wait for, comma separated. The answer comes when one is reached, when none can be reached any more, or when the time is over: look at status."`
+	Wait           []string `query:"wait" doc:"Statuses or coarse states to wait for, comma separated: running, or starting,started. The answer comes when one of them is reached; when the sandbox is deleting, deleted, failed or lost (a wait for deleted goes on while it is deleting); when none of them can be reached any more; or when the time is over. Look at status to tell."`
 	TimeoutSeconds float64  `query:"timeout_seconds" minimum:"0" default:"3" doc:"How long to hold the request; more than 3 counts as 3."`
 }
 
@@ -55,6 +56,8 @@ func (s *server) registerSandboxes() {
 	register(s, huma.Operation{
 		OperationID: "get-sandbox", Method: http.MethodGet, Path: "/v2/sandboxes/{id}", Tags: []string{"Sandboxes"},
 		Summary: "Get a sandbox, or wait for its status",
+		Description: "A client that waits asks again until one of the statuses is reached. It gives up, as with SandboxTerminalStateError in the client libraries, " +
+			"at deleting, deleted, failed and lost unless it waits for these, and, as with RequestTimeoutError, when its own time is over.",
 	}, s.getSandbox)
 	register(s, huma.Operation{
 		OperationID: "delete-sandbox", Method: http.MethodDelete, Path: "/v2/sandboxes/{id}", Tags: []string{"Sandboxes"},
@@ -87,11 +90,15 @@ func (s *server) createSandbox(ctx context.Context, in *struct{ Body createBody 
 			s.Logger.WarnContext(ctx, "wait after create failed", "sandbox_id", string(sb.ID), "err", err)
 		}
 	}
-	out := &createOutput{Status: http.StatusOK, Body: sb}
+	return createResult(sb, created), nil
+}
+
+// createResult tells a new sandbox from one that was there.
+func createResult(sb skerry.Sandbox, created bool) *createOutput {
 	if created {
-		out.Status = http.StatusCreated
+		return &createOutput{Status: http.StatusCreated, Body: sb}
 	}
-	return out, nil
+	return &createOutput{Status: http.StatusOK, Body: sb}
 }
 
 func (s *server) listSandboxes(ctx context.Context, in *listInput) (*struct{ Body skerry.SandboxPage }, error) {
@@ -116,11 +123,10 @@ func (s *server) listSandboxes(ctx context.Context, in *listInput) (*struct{ Bod
 		filter.Statuses = append(filter.Statuses, skerry.Status(name))
 	}
 	for _, name := range in.State {
-		statuses := statusesOf(name)
-		if statuses == nil {
+		if !slices.Contains(states(), skerry.State(name)) {
 			return nil, skerry.Invalid("state", "one_of", joinNames(states()), "%q is not a state", name)
 		}
-		filter.Statuses = append(filter.Statuses, statuses...)
+		filter.Statuses = append(filter.Statuses, skerry.StatusesNamed(name)...)
 	}
 	page, err := s.Control.ListSandboxes(ctx, filter)
 	if err != nil {
@@ -135,21 +141,18 @@ func (s *server) listSandboxes(ctx context.Context, in *listInput) (*struct{ Bod
 func (s *server) getSandbox(ctx context.Context, in *waitInput) (*sandboxOutput, error) {
 	var until []skerry.Status
 	for _, name := range in.Wait {
-		switch statuses := statusesOf(name); {
-		case skerry.Status(name).Valid():
-			until = append(until, skerry.Status(name))
-		case statuses != nil:
-			until = append(until, statuses...)
-		default:
-			return nil, skerry.Invalid("wait", "one_of", joinNames(skerry.Statuses()), "%q is not a status", name)
+		statuses := skerry.StatusesNamed(name)
+		if statuses == nil {
+			return nil, skerry.Invalid("wait", "one_of", waitNames(), "%q is not a status or state", name)
 		}
+		until = append(until, statuses...)
 	}
 	var sb skerry.Sandbox
 	var err error
 	if len(until) == 0 {
 		sb, err = s.Control.Sandbox(ctx, in.ID)
 	} else {
-		sb, err = s.Control.WaitSandbox(ctx, in.ID, until, hold(in.TimeoutSeconds))
+		sb, err = s.Control.WaitSandbox(ctx, in.ID, skerry.WaitEnds(until...), hold(in.TimeoutSeconds))
 	}
 	if err != nil {
 		return nil, err
@@ -194,15 +197,15 @@ func hold(seconds float64) time.Duration {
 	return time.Duration(min(seconds, skerry.MaxServerWait.Seconds()) * float64(time.Second))
 }
 
-// statusesOf lists the statuses that a coarse state covers.
-func statusesOf(state string) []skerry.Status {
-	var list []skerry.Status
-	for _, status := range skerry.Statuses() {
-		if string(status.State()) == state {
-			list = append(list, status)
+// waitNames are the statuses, and the states with other names.
+func waitNames() string {
+	names := joinNames(skerry.Statuses())
+	for _, st := range states() {
+		if !skerry.Status(st).Valid() {
+			names += ", " + string(st)
 		}
 	}
-	return list
+	return names
 }
 
 func joinNames[T ~string](names []T) string {

@@ -30,10 +30,10 @@ func TestGetAndWait(t *testing.T) {
 		until []skerry.Status
 		hold  time.Duration
 	}{
-		{"wait=running", []skerry.Status{"running"}, 3 * time.Second},
-		{"wait=running,failed&timeout_seconds=1.5", []skerry.Status{"running", "failed"}, 1500 * time.Millisecond},
-		{"wait=started,error&timeout_seconds=600", []skerry.Status{"running", "failed", "lost"}, 3 * time.Second},
-		{"wait=deleted&timeout_seconds=0", []skerry.Status{"deleted"}, 0},
+		{"wait=running", []skerry.Status{"running", "deleting", "deleted", "failed", "lost"}, 3 * time.Second},
+		{"wait=running,failed&timeout_seconds=1.5", []skerry.Status{"running", "failed", "deleting", "deleted", "lost"}, 1500 * time.Millisecond},
+		{"wait=starting,started,error&timeout_seconds=600", []skerry.Status{"booting", "running", "failed", "lost", "deleting", "deleted"}, 3 * time.Second},
+		{"wait=deleted&timeout_seconds=0", []skerry.Status{"deleted", "failed", "lost"}, 0},
 	}
 	for _, tt := range tests {
 		if w := do(t, h, "GET", "/v2/sandboxes/work?"+tt.query, ""); w.Code != http.StatusOK {
@@ -43,10 +43,26 @@ func TestGetAndWait(t *testing.T) {
 			t.Errorf("%s: waited %v for %v", tt.query, c.timeout, c.until)
 		}
 	}
+	for _, names := range [][]string{joined(skerry.Statuses()), {"queued", "creating", "starting", "started", "stopping", "stopped", "pausing", "paused", "destroying", "destroyed", "error"}} {
+		for _, name := range names {
+			if w := do(t, h, "GET", "/v2/sandboxes/work?wait="+name, ""); w.Code != http.StatusOK {
+				t.Errorf("wait for %s: %d %s", name, w.Code, w.Body)
+			}
+		}
+	}
+	wantProblem(t, do(t, h, "GET", "/v2/sandboxes/work?wait=unknown", ""), skerry.CodeInvalid, "wait", "one_of")
 	wantProblem(t, do(t, h, "GET", "/v2/sandboxes/work?wait=nonsense", ""), skerry.CodeInvalid, "wait", "one_of")
 	wantProblem(t, do(t, h, "GET", "/v2/sandboxes/work?wait=running&timeout_seconds=-1", ""), skerry.CodeInvalid, "timeout_seconds", "min")
 	wantProblem(t, do(t, h, "GET", "/v2/sandboxes/work?wait=running&timeout_seconds=x", ""), skerry.CodeInvalid, "timeout_seconds", "type")
 	wantProblem(t, do(t, h, "GET", "/v2/sandboxes/work?until=running", ""), skerry.CodeInvalid, "until", "unknown_field")
+}
+
+func joined(statuses []skerry.Status) []string {
+	var names []string
+	for _, s := range statuses {
+		names = append(names, string(s))
+	}
+	return names
 }
 
 func TestList(t *testing.T) {
@@ -234,11 +250,11 @@ func TestOpenAPI(t *testing.T) {
 			ids[id] = true
 		}
 	}
-	if operations != 13 {
-		t.Errorf("%d operations, want 13", operations)
+	if operations != 30 {
+		t.Errorf("%d operations, want 30", operations)
 	}
 	create := schemas["CreateSandbox"].(map[string]any)["properties"].(map[string]any)
-	for _, field := range []string{"ports", "volumes", "secrets", "network_policy", "spot", "cpu_type", "lifecycle_policy", "persistent", "mode"} {
+	for _, field := range []string{"ports", "volumes", "secrets", "network_policy", "cpu_type", "mode", "snapshot", "gpu"} {
 		if p, ok := create[field].(map[string]any); !ok || p["x-skerry-unsupported"] != true {
 			t.Errorf("%s is not marked as unsupported: %v", field, create[field])
 		}

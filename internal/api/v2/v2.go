@@ -21,8 +21,8 @@ import (
 )
 
 // Control is the control plane as the API needs it. Its errors are
-// *skerry.Error where the caller shall see them; sandboxes and images are found
-// by id or name.
+// *skerry.Error where the caller shall see them; sandboxes, images and
+// snapshots are found by id or name.
 type Control interface {
 	// CreateSandbox records a sandbox; false tells that the idempotency key
 	// already had one, which is returned.
@@ -35,6 +35,37 @@ type Control interface {
 	// DeleteSandbox starts the teardown; deleting again changes nothing.
 	DeleteSandbox(ctx context.Context, idOrName string) (skerry.Sandbox, error)
 
+	// The operations below start something and return the object as it then
+	// is; CodeConflict says why one is refused now.
+
+	StopSandbox(ctx context.Context, idOrName string) (skerry.Sandbox, error)
+	StartSandbox(ctx context.Context, idOrName string) (skerry.Sandbox, error)
+	PauseSandbox(ctx context.Context, idOrName string) (skerry.Sandbox, error)
+	ResumeSandbox(ctx context.Context, idOrName string) (skerry.Sandbox, error)
+	ReclaimSandbox(ctx context.Context, idOrName string) (skerry.Sandbox, error)
+	ForkSandbox(ctx context.Context, idOrName string, req skerry.ForkRequest) ([]skerry.Sandbox, error)
+	TouchSandbox(ctx context.Context, idOrName string) (skerry.Lifecycle, error)
+	UpdateLifecycle(ctx context.Context, idOrName string, req skerry.PolicyRequest) (skerry.Lifecycle, error)
+
+	CreateSnapshot(ctx context.Context, idOrName, name string) (skerry.Snapshot, error)
+	Snapshot(ctx context.Context, idOrName string) (skerry.Snapshot, error)
+	ListSnapshots(ctx context.Context) ([]skerry.Snapshot, error)
+	// WaitSnapshot is WaitSandbox for snapshots: it ends at ready and failed.
+	WaitSnapshot(ctx context.Context, idOrName string, timeout time.Duration) (skerry.Snapshot, error)
+	DeleteSnapshot(ctx context.Context, idOrName string) error
+	// RestoreSnapshot is CreateSandbox with memory and disk of a snapshot.
+	RestoreSnapshot(ctx context.Context, idOrName string, req skerry.RestoreRequest) (sb skerry.Sandbox, created bool, err error)
+
+	// Events returns the events that the filter selects, oldest first.
+	Events(ctx context.Context, filter skerry.EventFilter) ([]skerry.Event, error)
+	// WaitEvents is Events, but waits for the first one; none when the time
+	// is over, CodeUnavailable when the server stops.
+	WaitEvents(ctx context.Context, filter skerry.EventFilter, timeout time.Duration) ([]skerry.Event, error)
+	// LastEventID is that of the newest event, 0 while there is none.
+	LastEventID(ctx context.Context) (int64, error)
+
+	CaptureImage(ctx context.Context, idOrName string, req skerry.CaptureRequest) (skerry.Image, error)
+	PushImage(ctx context.Context, idOrName string, req skerry.PushRequest) (skerry.Image, error)
 	PullImage(ctx context.Context, req skerry.PullRequest) (skerry.Image, error)
 	// ImportImage takes over the file at req.Path when it returns no error.
 	ImportImage(ctx context.Context, req skerry.ImportRequest) (skerry.Image, error)
@@ -54,6 +85,8 @@ type Config struct {
 	Logger  *slog.Logger
 	Version string // of this build
 	Region  string // the region this server calls its own
+	// Policy is what a create without timeouts gets, and their maximum.
+	Policy skerry.PolicyDefaults
 	// Console opens the console log of a sandbox, or fails with
 	// CodeNotFound while there is none. Nil means that there are no logs.
 	Console func(ctx context.Context, id skerry.SandboxID) (io.ReadCloser, error)
@@ -91,6 +124,10 @@ func New(c Config) http.Handler {
 	s := &server{Config: c, huma: humago.New(mux, openAPIConfig(c.Version))}
 	s.huma.UseMiddleware(statusMiddleware)
 	s.registerSandboxes()
+	s.registerOperations()
+	s.registerLifecycle()
+	s.registerSnapshots()
+	s.registerEvents()
 	s.registerImages()
 	s.registerRunners()
 	finishOpenAPI(s.huma.OpenAPI())
@@ -125,4 +162,18 @@ func register[I, O any](s *server, op huma.Operation, handler func(context.Conte
 		}
 		return nil, p
 	})
+}
+
+// optional is the input of an operation on one object whose body may be left
+// out, which is like an empty one.
+type optional[T any] struct {
+	ID   string `path:"id" maxLength:"255" doc:"Id or name."`
+	Body *T
+}
+
+func (in *optional[T]) body() (body T) {
+	if in.Body != nil {
+		body = *in.Body
+	}
+	return body
 }

@@ -13,24 +13,22 @@ import (
 
 const sandboxColumns = `seq, id, version, name, status, reason, image, image_id, labels, user, env, resources,
 	unenforced, region, arch, runner_id, runner_epoch, machine_id, coalesce(idempotency_key, ''), args_digest,
-	created_at, updated_at, started_at, create_deadline, deleted_at`
+	created_at, updated_at, started_at, create_deadline, deleted_at,
+	persistent, spot, forked_from, snapshot_id, operation, operation_target, policy, timeout_at, idle_timeout_at,
+	last_activity_at, spot_evicted_at, reclaim_due, idle_asked_at, retry_at, due_at`
 
 func scanSandbox(row rowScanner) (s store.Sandbox, seq int64, err error) {
-	var created, updated, deadline int64
-	var started, deleted sql.NullInt64
-	err = row.Scan(&seq, &s.ID, &s.Version, &s.Name, &s.Status, &s.Reason, &s.Image, &s.ImageID, jsonColumn{&s.Labels}, &s.User,
+	columns := []any{&seq, &s.ID, &s.Version, &s.Name, &s.Status, &s.Reason, &s.Image, &s.ImageID, jsonColumn{&s.Labels}, &s.User,
 		jsonColumn{&s.Env}, jsonColumn{&s.Resources}, jsonColumn{&s.Unenforced}, &s.Region, &s.Arch, &s.Runner, &s.RunnerEpoch,
-		&s.Machine, &s.IdempotencyKey, &s.ArgsDigest, &created, &updated, &started, &deadline, &deleted)
-	if err != nil {
+		&s.Machine, &s.IdempotencyKey, &s.ArgsDigest,
+		timeColumn{&s.CreatedAt}, timeColumn{&s.UpdatedAt}, timePointer{&s.StartedAt}, timeColumn{&s.CreateDeadline}, timeColumn{&s.DeletedAt},
+		&s.Persistent, &s.Spot, &s.ForkedFrom, &s.Snapshot, &s.Operation, &s.OperationTarget, jsonColumn{&s.Lifecycle.LifecyclePolicy},
+		timePointer{&s.Lifecycle.TimeoutAt}, timePointer{&s.Lifecycle.IdleTimeoutAt}, timePointer{&s.Lifecycle.LastActivityAt},
+		timePointer{&s.SpotEvictedAt}, &s.ReclaimDue, timeColumn{&s.IdleAskedAt}, timeColumn{&s.RetryAt}, timeColumn{&s.DueAt}}
+	if err := row.Scan(columns...); err != nil {
 		return store.Sandbox{}, 0, err
 	}
 	s.State = s.Status.State()
-	s.CreatedAt, s.UpdatedAt, s.CreateDeadline = fromMicros(created), fromMicros(updated), fromMicros(deadline)
-	if started.Valid {
-		t := fromMicros(started.Int64)
-		s.StartedAt = &t
-	}
-	s.DeletedAt = fromNullMicros(deleted)
 	return s, seq, nil
 }
 
@@ -53,7 +51,11 @@ func (t *txn) SandboxByKey(ctx context.Context, key string) (store.Sandbox, erro
 
 func (t *txn) NextCreateDeadline(ctx context.Context, statuses []skerry.Status) (store.Sandbox, error) {
 	marks, args := list(statuses)
-	return t.oneSandbox(ctx, "WHERE status IN ("+marks+") ORDER BY create_deadline LIMIT 1", args...)
+	return t.oneSandbox(ctx, "WHERE status IN ("+marks+") AND started_at IS NULL ORDER BY create_deadline LIMIT 1", args...)
+}
+
+func (t *txn) NextDue(ctx context.Context) (store.Sandbox, error) {
+	return t.oneSandbox(ctx, "WHERE due_at IS NOT NULL ORDER BY due_at LIMIT 1")
 }
 
 func (t *txn) OldestDeleted(ctx context.Context) (time.Time, error) {
@@ -145,6 +147,24 @@ func (t *txn) SandboxesOnRunner(ctx context.Context, runner skerry.RunnerID) ([]
 	return found, err
 }
 
+func (t *txn) SandboxesForkedFrom(ctx context.Context, source skerry.SandboxID, statuses []skerry.Status) ([]store.Sandbox, error) {
+	var found []store.Sandbox
+	marks, args := list(statuses)
+	err := t.query(ctx, "copies of sandbox", func(row rowScanner) error {
+		s, _, err := scanSandbox(row)
+		found = append(found, s)
+		return err
+	}, "SELECT "+sandboxColumns+" FROM sandboxes WHERE forked_from = ? AND forked_from <> '' AND status IN ("+marks+") ORDER BY seq", append([]any{source}, args...)...)
+	return found, err
+}
+
+func (t *txn) CountSandboxesOfSnapshot(ctx context.Context, snapshot skerry.SnapshotID, statuses []skerry.Status) (n int, err error) {
+	marks, args := list(statuses)
+	err = t.tx.QueryRowContext(ctx, "SELECT count(*) FROM sandboxes WHERE snapshot_id = ? AND snapshot_id <> '' AND status IN ("+marks+")",
+		append([]any{snapshot}, args...)...).Scan(&n)
+	return n, one("sandboxes of snapshot", err)
+}
+
 func (t *txn) CountSandboxesOfImage(ctx context.Context, image skerry.ImageID) (n int, err error) {
 	err = t.tx.QueryRowContext(ctx, "SELECT count(*) FROM sandboxes WHERE image_id = ? AND deleted_at IS NULL", image).Scan(&n)
 	return n, one("sandboxes of image", err)
@@ -153,12 +173,17 @@ func (t *txn) CountSandboxesOfImage(ctx context.Context, image skerry.ImageID) (
 func (t *txn) InsertSandbox(ctx context.Context, s store.Sandbox) error {
 	result, err := t.tx.ExecContext(ctx, `INSERT INTO sandboxes (id, version, name, status, reason, image, image_id, labels, user, env,
 		resources, unenforced, region, arch, runner_id, runner_epoch, machine_id, idempotency_key, args_digest,
-		created_at, updated_at, started_at, create_deadline, deleted_at)
-		VALUES (?, 1, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)`,
+		created_at, updated_at, started_at, create_deadline, deleted_at,
+		persistent, spot, forked_from, snapshot_id, operation, operation_target, policy, timeout_at, idle_timeout_at,
+		last_activity_at, spot_evicted_at, reclaim_due, idle_asked_at, retry_at, due_at)
+		VALUES (?, 1, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)`,
 		s.ID, s.Name, s.Status, s.Reason, s.Image, s.ImageID, text(s.Labels), s.User, text(s.Env),
 		text(s.Resources), text(s.Unenforced), s.Region, s.Arch, s.Runner, s.RunnerEpoch, s.Machine,
 		sql.NullString{String: s.IdempotencyKey, Valid: s.IdempotencyKey != ""}, s.ArgsDigest,
-		micros(s.CreatedAt), micros(s.UpdatedAt), startedAt(s), micros(s.CreateDeadline), nullMicros(s.DeletedAt))
+		micros(s.CreatedAt), micros(s.UpdatedAt), pointerMicros(s.StartedAt), micros(s.CreateDeadline), nullMicros(s.DeletedAt),
+		s.Persistent, s.Spot, s.ForkedFrom, s.Snapshot, s.Operation, s.OperationTarget, text(s.Lifecycle.LifecyclePolicy),
+		pointerMicros(s.Lifecycle.TimeoutAt), pointerMicros(s.Lifecycle.IdleTimeoutAt), pointerMicros(s.Lifecycle.LastActivityAt),
+		pointerMicros(s.SpotEvictedAt), s.ReclaimDue, nullMicros(s.IdleAskedAt), nullMicros(s.RetryAt), nullMicros(s.DueAt))
 	if err != nil {
 		return writeError("insert sandbox", err)
 	}
@@ -178,19 +203,16 @@ func (t *txn) InsertSandbox(ctx context.Context, s store.Sandbox) error {
 	return err
 }
 
-func startedAt(s store.Sandbox) sql.NullInt64 {
-	if s.StartedAt == nil {
-		return sql.NullInt64{}
-	}
-	return nullMicros(*s.StartedAt)
-}
-
 func (t *txn) UpdateSandbox(ctx context.Context, s store.Sandbox) error {
 	n, err := t.exec(ctx, "update sandbox", `UPDATE sandboxes SET version = version + 1, status = ?, reason = ?, user = ?, resources = ?,
 		unenforced = ?, runner_id = ?, runner_epoch = ?, machine_id = ?, updated_at = ?, started_at = ?, create_deadline = ?,
-		deleted_at = ? WHERE id = ? AND version = ?`,
+		deleted_at = ?, operation = ?, operation_target = ?, policy = ?, timeout_at = ?, idle_timeout_at = ?, last_activity_at = ?,
+		spot_evicted_at = ?, reclaim_due = ?, idle_asked_at = ?, retry_at = ?, due_at = ? WHERE id = ? AND version = ?`,
 		s.Status, s.Reason, s.User, text(s.Resources), text(s.Unenforced), s.Runner, s.RunnerEpoch, s.Machine,
-		micros(s.UpdatedAt), startedAt(s), micros(s.CreateDeadline), nullMicros(s.DeletedAt), s.ID, s.Version)
+		micros(s.UpdatedAt), pointerMicros(s.StartedAt), micros(s.CreateDeadline), nullMicros(s.DeletedAt),
+		s.Operation, s.OperationTarget, text(s.Lifecycle.LifecyclePolicy), pointerMicros(s.Lifecycle.TimeoutAt),
+		pointerMicros(s.Lifecycle.IdleTimeoutAt), pointerMicros(s.Lifecycle.LastActivityAt), pointerMicros(s.SpotEvictedAt),
+		s.ReclaimDue, nullMicros(s.IdleAskedAt), nullMicros(s.RetryAt), nullMicros(s.DueAt), s.ID, s.Version)
 	if err == nil && n == 0 {
 		return fmt.Errorf("update sandbox %s: %w", s.ID, store.ErrStale)
 	}

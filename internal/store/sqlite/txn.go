@@ -87,11 +87,39 @@ func nullMicros(t time.Time) sql.NullInt64 {
 	return sql.NullInt64{Int64: t.UnixMicro(), Valid: !t.IsZero()}
 }
 
-func fromNullMicros(n sql.NullInt64) time.Time {
-	if !n.Valid {
-		return time.Time{}
+// pointerMicros stores nil as NULL.
+func pointerMicros(t *time.Time) sql.NullInt64 {
+	if t == nil {
+		return sql.NullInt64{}
 	}
-	return fromMicros(n.Int64)
+	return nullMicros(*t)
+}
+
+// timeColumn reads a time; NULL is the zero time.
+type timeColumn struct{ t *time.Time }
+
+func (c timeColumn) Scan(src any) error {
+	switch us := src.(type) {
+	case nil:
+		*c.t = time.Time{}
+	case int64:
+		*c.t = fromMicros(us)
+	default:
+		return fmt.Errorf("column holds %T, want microseconds", src)
+	}
+	return nil
+}
+
+// timePointer reads a time; NULL is nil.
+type timePointer struct{ t **time.Time }
+
+func (c timePointer) Scan(src any) error {
+	if src == nil {
+		*c.t = nil
+		return nil
+	}
+	*c.t = new(time.Time)
+	return timeColumn{*c.t}.Scan(src)
 }
 
 // jsonColumn reads and writes a column of JSON text.
