@@ -16,12 +16,12 @@ import (
 )
 
 // Populate fills a directory of an ext4 file system with one of everything that
-// a file can be. The caller must be root.
-func Populate(t testing.TB, root string) {
+// a file can be, among it a sparse one of many bytes. The caller must be root.
+func Populate(t testing.TB, root string, sparse int64) {
 	t.Helper()
 	p := populator{t, root}
 	p.names()
-	p.data()
+	p.data(sparse)
 	p.special()
 	p.attributes()
 	PopulateMany(t, filepath.Join(root, "many"), 3000)
@@ -79,7 +79,7 @@ func (p populator) names() {
 	}
 }
 
-func (p populator) data() {
+func (p populator) data(size int64) {
 	p.t.Helper()
 	random := make([]byte, 3<<20+17)
 	rand.NewChaCha8([32]byte{3}).Read(random)
@@ -90,14 +90,13 @@ func (p populator) data() {
 	sparse, err := os.Create(p.path("sparse"))
 	p.must(err)
 	defer sparse.Close()
-	for _, at := range []int64{5000, 300 << 20, 1<<30 - 1} {
+	for _, at := range []int64{5000, size / 3, size - 4} {
 		_, err := sparse.WriteAt([]byte("data"), at)
 		p.must(err)
 	}
 	// Reserved blocks hold what was there before, but read as zeros.
-	p.must(unix.Fallocate(int(sparse.Fd()), 0, 10<<20, 2<<20))
-	p.must(unix.Fallocate(int(sparse.Fd()), unix.FALLOC_FL_KEEP_SIZE, 2<<30, 1<<20))
-	p.must(sparse.Truncate(1 << 30))
+	p.must(unix.Fallocate(int(sparse.Fd()), 0, size/2, 2<<20))
+	p.must(unix.Fallocate(int(sparse.Fd()), unix.FALLOC_FL_KEEP_SIZE, 2*size, 1<<20))
 
 	// Every other block is written: more extents than two levels of a tree hold.
 	holes, err := os.Create(p.path("holes"))

@@ -55,7 +55,7 @@ func TestReadsWhatLinuxWrites(t *testing.T) {
 			file := newScratch(t, 512, journal)
 			var want []string
 			t.Run("frozen", func(t *testing.T) {
-				disktest.WithScratch(t, file, func(root string) { disktest.Populate(t, root) }, func(root string) {
+				disktest.WithScratch(t, file, func(root string) { disktest.Populate(t, root, 1<<30) }, func(root string) {
 					want = listMounted(t, root)
 					compare(t, want, openDisk(t, file))
 				})
