@@ -160,9 +160,11 @@ type SaveRequest struct {
 	// Disk, or nil, is cut at the same instant as the memory. It is the
 	// caller's to wait for and to close.
 	Disk DiskCopy
-	// Resumed, or nil, is called once the machine runs again, which may be
-	// long before Save returns. It is not called if Final, nor for a machine
-	// that was paused.
+	// Hold, or nil, is called just before the machine stands still, while it
+	// runs; an error ends the save. Resumed, or nil, is called when it runs
+	// again, well before Save returns, also after an error, but not after a
+	// final save that succeeded.
+	Hold    func(ctx context.Context) error
 	Resumed func()
 	// Final leaves the machine paused. Resume takes that back.
 	Final bool

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 
@@ -42,8 +43,11 @@ func (r *Runner) captureImage(ctx context.Context, c bus.Command, progress func(
 	}
 	defer scratch.Close()
 	progress(skerry.PullProgress{Phase: "converting"})
-	return r.cfg.Images.Append(ctx, c.Capture.BaseDigest, image.AppendOptions{Comment: c.Capture.Comment},
-		func(w *os.File) error { return disk.WriteUpperLayer(ctx, w, scratch) }, progress)
+	layer := func(ctx context.Context, w io.Writer) error {
+		_, err := disk.WriteUpperLayer(ctx, w, scratch, disk.Limits{})
+		return err
+	}
+	return r.cfg.Images.Append(ctx, c.Capture.BaseDigest, layer, image.AppendOptions{Comment: c.Capture.Comment}, progress)
 }
 
 // copyForCapture copies the disk of a running sandbox at one instant, or of a

@@ -41,12 +41,13 @@ func (s *shim) save(ctx context.Context, req SaveRequest) (SaveReply, error) {
 		defer disk.Close()
 		out.Disk = disk
 	}
-	begin := time.Now()
-	if err := freeze(ctx, link, guestapi.Freeze{Processes: true}); err != nil {
-		return SaveReply{}, errors.Join(err, s.thaw(ctx, link))
-	}
+	var begin time.Time
 	var still time.Duration
 	var thawErr error
+	out.Hold = func(ctx context.Context) error {
+		begin = time.Now()
+		return freeze(ctx, link, guestapi.Freeze{Processes: true})
+	}
 	out.Resumed = func() {
 		// The guest's clock stood still with it.
 		thawErr = s.renewGuest(context.WithoutCancel(ctx), nil)
@@ -56,9 +57,6 @@ func (s *shim) save(ctx context.Context, req SaveRequest) (SaveReply, error) {
 		}
 	}
 	saved, err := s.machine.Save(ctx, out)
-	if still == 0 && (err != nil || !req.Final) {
-		out.Resumed()
-	}
 	if err == nil && req.Disk {
 		err = out.Disk.Wait(ctx)
 	}

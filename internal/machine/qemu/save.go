@@ -90,7 +90,7 @@ func (s *save) run(ctx context.Context) (saved machine.Saved, err error) {
 		return saved, err
 	}
 	if s.req.Final {
-		_, err = s.m.standStill(ctx, true, func() error {
+		_, err = s.standStill(ctx, func() error {
 			if err := s.copyStill(ctx); err != nil {
 				return err
 			}
@@ -102,11 +102,26 @@ func (s *save) run(ctx context.Context) (saved machine.Saved, err error) {
 	if err := s.copyRunning(ctx); err != nil {
 		return saved, err
 	}
-	saved.Pause, err = s.m.standStill(ctx, false, func() error { return s.copyStill(ctx) })
+	saved.Pause, err = s.standStill(ctx, func() error { return s.copyStill(ctx) })
 	if err == nil {
 		saved.MemoryBytes, err = s.finish()
 	}
 	return saved, err
+}
+
+// standStill runs f while the machine stands still, and tells who asked for the
+// save before and after.
+func (s *save) standStill(ctx context.Context, f func() error) (pause time.Duration, err error) {
+	if s.req.Hold != nil {
+		err = s.req.Hold(ctx)
+	}
+	if err == nil {
+		pause, err = s.m.standStill(ctx, s.req.Final, f)
+	}
+	if s.req.Resumed != nil && (err != nil || !s.req.Final) {
+		s.req.Resumed()
+	}
+	return pause, err
 }
 
 // open makes the files, finds the memory and begins the state.
