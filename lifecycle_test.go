@@ -27,6 +27,7 @@ func TestPolicyOfACreate(t *testing.T) {
 		{"project's timers", skerry.PolicyRequest{}, project, false, policy{900, "delete", 120, "delete"}, ""},
 		{"default action of a persistent", skerry.PolicyRequest{}, skerry.PolicyDefaults{TimeoutSeconds: 900, OnTimeout: "stop", IdleExpirySeconds: 120, OnIdleTimeout: "pause"}, true, policy{900, "stop", 120, "pause"}, ""},
 		{"default action of an ephemeral", skerry.PolicyRequest{}, skerry.PolicyDefaults{TimeoutSeconds: 900, OnTimeout: "stop", IdleExpirySeconds: 120, OnIdleTimeout: "pause"}, false, policy{900, "delete", 120, "delete"}, ""},
+		{"an action without a timer", skerry.PolicyRequest{}, skerry.PolicyDefaults{OnTimeout: "delete", OnIdleTimeout: "delete"}, false, policy{}, ""},
 		{"action defaults to delete", skerry.PolicyRequest{TimeoutSeconds: ptr(7200)}, skerry.PolicyDefaults{}, false, policy{TimeoutSeconds: 7200, OnTimeout: "delete"}, ""},
 		{"largest", skerry.PolicyRequest{TimeoutSeconds: ptr(86400)}, skerry.PolicyDefaults{}, false, policy{TimeoutSeconds: 86400, OnTimeout: "delete"}, ""},
 		{"beyond the maximum", skerry.PolicyRequest{TimeoutSeconds: ptr(86401)}, skerry.PolicyDefaults{}, false, policy{}, "lifecycle_policy.timeout_seconds"},
