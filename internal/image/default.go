@@ -67,15 +67,15 @@ func (s *Store) buildDefault(ctx context.Context, t *tracker) (Info, error) {
 	if err != nil {
 		return Info{}, err
 	}
-	sources, err := debianSources("/")
-	if err != nil {
-		return Info{}, err
-	}
 	dir, err := os.MkdirTemp(s.path("tmp"), "build-*")
 	if err != nil {
 		return Info{}, err
 	}
 	defer os.RemoveAll(dir)
+	sources, err := debianSources(ctx, dir)
+	if err != nil {
+		return Info{}, err
+	}
 	epoch, err := archiveTime(ctx, sources, dir)
 	if err != nil {
 		return Info{}, err
@@ -165,18 +165,18 @@ func hasSubIDs(file string, u *user.User) bool {
 // so it can be the time of what is made at build (SOURCE_DATE_EPOCH) without
 // making a package's file older than what was compiled from it, which Python
 // would compile again at each start. apt fetches it, with the host's proxy.
-func archiveTime(ctx context.Context, sources []aptSource, dir string) (time.Time, error) {
+func archiveTime(ctx context.Context, sources []suiteSource, dir string) (time.Time, error) {
 	var newest time.Time
 	for i, src := range sources {
 		file := filepath.Join(dir, fmt.Sprintf("InRelease.%d", i))
-		url := fmt.Sprintf("%s/dists/%s/InRelease", strings.TrimSuffix(src.uri, "/"), src.suite)
+		url := fmt.Sprintf("%s/dists/%s/InRelease", strings.TrimSuffix(src.build.uri, "/"), src.build.suite)
 		out, err := exec.CommandContext(ctx, aptHelper, "download-file", url, file).CombinedOutput()
 		if ctx.Err() != nil {
 			return newest, ctx.Err()
 		}
 		if err != nil {
 			return newest, skerry.Errorf(skerry.CodeUnavailable, "Debian archive %s: %w: %s",
-				guestSource(src, suites[i]).uri, err, lastLines(out, 3))
+				withoutLogin(src.build.uri), err, lastLines(out, 3))
 		}
 		data, err := os.ReadFile(file)
 		if err != nil {
@@ -184,7 +184,7 @@ func archiveTime(ctx context.Context, sources []aptSource, dir string) (time.Tim
 		}
 		date, err := releaseDate(data)
 		if err != nil {
-			return newest, skerry.Errorf(skerry.CodeUnavailable, "Debian archive, suite %s: %w", src.suite, err)
+			return newest, skerry.Errorf(skerry.CodeUnavailable, "Debian archive, suite %s: %w", src.build.suite, err)
 		}
 		if date.After(newest) {
 			newest = date
@@ -205,7 +205,7 @@ func releaseDate(inRelease []byte) (time.Time, error) {
 }
 
 // bootstrap runs mmdebstrap and compresses its tar into file.
-func bootstrap(ctx context.Context, area *buildArea, sources []aptSource, epoch time.Time, file string, t *tracker) (layer v1.Descriptor, diffID v1.Hash, err error) {
+func bootstrap(ctx context.Context, area *buildArea, sources []suiteSource, epoch time.Time, file string, t *tracker) (layer v1.Descriptor, diffID v1.Hash, err error) {
 	out, err := os.OpenFile(file, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o644)
 	if err != nil {
 		return layer, diffID, err
@@ -243,11 +243,11 @@ func bootstrap(ctx context.Context, area *buildArea, sources []aptSource, epoch 
 
 // mmdebstrap is the command that writes the root file system as a tar to its
 // standard output. The sources, which may hold a login, go in by standard input.
-func mmdebstrap(ctx context.Context, area *buildArea, sources []aptSource, epoch time.Time) *exec.Cmd {
+func mmdebstrap(ctx context.Context, area *buildArea, sources []suiteSource, epoch time.Time) *exec.Cmd {
 	var build, guest strings.Builder
-	for i, src := range sources {
-		build.WriteString(src.line())
-		guest.WriteString(guestSource(src, suites[i]).line())
+	for _, src := range sources {
+		build.WriteString(src.build.line())
+		guest.WriteString(src.guest.line())
 	}
 	cmd := exec.CommandContext(ctx, "mmdebstrap", "--mode="+area.mode, "--variant=minbase", "--format=tar",
 		"--architectures="+runtime.GOARCH, "--include="+defaultPackages, "--keyring="+debianKeyring,
