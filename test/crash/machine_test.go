@@ -84,6 +84,7 @@ func TestDamagedTemplate(t *testing.T) {
 	}{
 		{"memory", func(dir string) error { return flip(filepath.Join(dir, "ram")) }},
 		{"device state", func(dir string) error { return os.Truncate(filepath.Join(dir, "state"), 0) }},
+		{"disk", func(dir string) error { return flip(filepath.Join(dir, "scratch.img")) }},
 		{"without its disk", func(dir string) error { return os.Remove(filepath.Join(dir, "scratch.img")) }},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
