@@ -116,7 +116,7 @@ func defaultSources(ctx context.Context, dir string) ([]aptSource, error) {
 	cmd := exec.CommandContext(ctx, "mmdebstrap", "--quiet", "--mode=chrootless", "--variant=custom", "--format=null",
 		"--keyring="+debianKeyring, `--setup-hook=cat "$1/etc/apt/sources.list"; exit 1`, debianRelease, "/dev/null")
 	cmd.Dir = dir
-	cmd.Env = append(os.Environ(), "TMPDIR="+dir, "LC_ALL=C.UTF-8")
+	cmd.Env = buildEnv(os.Environ(), dir)
 	out, err := cmd.CombinedOutput() // the output of hooks is on stderr
 	if ctx.Err() != nil {
 		return nil, ctx.Err()

@@ -92,3 +92,12 @@ func TestChooseSourcesWithout(t *testing.T) {
 		t.Errorf("got %+v, want an error", got)
 	}
 }
+
+// TestBuildEnv: what the server was started with does not get into the image.
+func TestBuildEnv(t *testing.T) {
+	got := buildEnv([]string{"HOME=/root", "PATH=/opt", "PYTHONDONTWRITEBYTECODE=1", "http_proxy=http://p.example:1", "SECRET=x", "no_proxy=a,b"}, "/t")
+	want := []string{"PATH=" + guestPath, "HOME=/", "TMPDIR=/t", "LC_ALL=C.UTF-8", "TZ=UTC", "http_proxy=http://p.example:1", "no_proxy=a,b"}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
