@@ -168,6 +168,9 @@ type ToolboxError struct {
 	Code       string    `json:"code,omitempty"`
 	Source     string    `json:"source,omitempty"`
 	Timestamp  time.Time `json:"timestamp"`
+	// Execution is ours: with ToolboxExecTimeout, how the command of POST
+	// /process/execute ended, and all that it had put out by then.
+	Execution *ExecuteResponse `json:"execution,omitempty"`
 }
 
 func (e *ToolboxError) Error() string { return e.Message }

@@ -55,6 +55,8 @@ type Error struct {
 	Cause     *skerry.Error
 	Status    int    // HTTP status
 	RequestID string // to find it in the server's log
+
+	execution *skerry.ExecuteResponse // of a command that timed out
 }
 
 // Error returns the message, without the request id.
@@ -229,12 +231,15 @@ func responseError(resp *http.Response) *Error {
 	if json.NewDecoder(io.LimitReader(resp.Body, maxErrorBody)).Decode(&inner) != nil || inner.Message == "" {
 		inner.Message = "the server answered " + resp.Status
 	}
+	e.execution = inner.Execution
 	e.Cause = &skerry.Error{Code: problem.CodeOf(resp.StatusCode), Message: inner.Message}
 	return e
 }
 
-// maxErrorBody bounds the error that a sandbox sends.
-const maxErrorBody = 64 << 10
+// maxErrorBody bounds the error that a sandbox sends, in bytes: the output of a
+// command that timed out is 1 MiB for each of three streams, and a byte takes up
+// to six in JSON.
+const maxErrorBody = 20 << 20
 
 // connectError says which server could not be reached.
 func connectError(ctx context.Context, base *url.URL, err error) error {

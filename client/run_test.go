@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -144,6 +145,20 @@ func TestRetry(t *testing.T) {
 	}
 	if _, err := nobody.Sandbox(t.Context(), "x"); skerry.CodeOf(err) != skerry.CodeUnavailable {
 		t.Errorf("nobody there: %v", err)
+	}
+}
+
+// TestExecuteTimeout: a timeout is an error, and the output is there.
+func TestExecuteTimeout(t *testing.T) {
+	long := strings.Repeat("\x01", 1<<20) // six bytes each in JSON
+	want := skerry.ExecuteResponse{ExitCode: 143, Reason: skerry.ReasonTimedOut, Result: long, Stdout: long, Stderr: long}
+	c := newClient(t, func(w http.ResponseWriter, _ *http.Request) {
+		w.WriteHeader(http.StatusRequestTimeout)
+		json.NewEncoder(w).Encode(skerry.ToolboxError{StatusCode: 408, Message: "command timed out after 1 s", Code: skerry.ToolboxExecTimeout, Execution: &want})
+	})
+	got, err := c.Toolbox("sbx_x").Execute(t.Context(), skerry.ExecuteRequest{Command: "x", Timeout: 1})
+	if skerry.CodeOf(err) != skerry.CodeTimeout || got != want {
+		t.Errorf("got %d bytes, reason %q, %v; want the output and a timeout", len(got.Result), got.Reason, err)
 	}
 }
 

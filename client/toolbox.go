@@ -25,10 +25,15 @@ func (c *Client) Toolbox(id skerry.SandboxID) *Toolbox {
 }
 
 // Execute runs a command to its end and returns its output, whole unless it is
-// very long (see ExecuteResponse). A command that fails is no error.
+// very long (see ExecuteResponse). A command that fails is no error. One that
+// timed out is, with skerry.CodeTimeout; the response then holds its output up to
+// that moment.
 func (t *Toolbox) Execute(ctx context.Context, req skerry.ExecuteRequest) (skerry.ExecuteResponse, error) {
 	var result skerry.ExecuteResponse
 	err := t.client.call(ctx, request{method: http.MethodPost, path: t.prefix + "/process/execute", body: req}, &result)
+	if e, ok := errors.AsType[*Error](err); ok && e.execution != nil {
+		return *e.execution, err
+	}
 	return result, err
 }
 

@@ -23,6 +23,7 @@ var layer = map[string]int{
 	"internal/image":            1,
 	"internal/disk":             1,
 	"internal/disk/erofs":       0,
+	"internal/tarfuzz":          0, // for tests
 	"internal/kernel":           1,
 	"internal/usernet":          1,
 	"internal/machine":          1,

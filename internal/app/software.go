@@ -299,9 +299,9 @@ func (s *software) checkKernel(context.Context) skerry.Check {
 }
 
 // checkImageBuild only warns: images can also be pulled and imported.
-func checkImageBuild(context.Context) skerry.Check {
+func checkImageBuild(ctx context.Context) skerry.Check {
 	c := skerry.Check{Name: "mmdebstrap", Level: skerry.CheckOK, Detail: "can build the default image"}
-	if err := image.CheckBuild(); err != nil {
+	if err := image.CheckBuild(ctx); err != nil {
 		c.Level, c.Detail = skerry.CheckWarn, "cannot build the default image: "+err.Error()
 		var lack *image.BuildLack
 		if errors.As(err, &lack) {

@@ -23,6 +23,7 @@ import (
 	"skerry.dev/skerry/internal/disk"
 	"skerry.dev/skerry/internal/disk/disktest"
 	"skerry.dev/skerry/internal/disk/erofs"
+	"skerry.dev/skerry/internal/tarfuzz"
 )
 
 type entry = disktest.Entry
@@ -298,6 +299,7 @@ func FuzzBuildLayer(f *testing.F) {
 	out := filepath.Join(memoryDir(f), fmt.Sprintf("layer-%d", os.Getpid()))
 	lim := disk.Limits{TarBytes: 1 << 20, Entries: 1000, DataBytes: 16 << 20, MetaBytes: 1 << 20}
 	f.Fuzz(func(t *testing.T, archive []byte) {
+		archive = tarfuzz.Fix(archive)
 		tree, stats, err := disk.BuildLayer(context.Background(), bytes.NewReader(archive), int64(len(archive)), lower, out, lim)
 		if err != nil {
 			return

@@ -25,6 +25,17 @@ func copySparse(dst, src *os.File) error {
 	if err := dst.Truncate(info.Size()); err != nil {
 		return fmt.Errorf("set length: %w", err)
 	}
+	return eachData(src, func(start, end int64) error {
+		if err := copyRange(dst, src, start, end); err != nil {
+			return fmt.Errorf("copy data: %w", err)
+		}
+		return nil
+	})
+}
+
+// eachData calls f for each part of a file that is not a hole, in order
+// (lseek(2)).
+func eachData(src *os.File, f func(start, end int64) error) error {
 	for off := int64(0); ; {
 		start, err := unix.Seek(int(src.Fd()), off, unix.SEEK_DATA)
 		if errors.Is(err, unix.ENXIO) {
@@ -37,8 +48,8 @@ func copySparse(dst, src *os.File) error {
 		if err != nil {
 			return fmt.Errorf("find hole: %w", err)
 		}
-		if err := copyRange(dst, src, start, end); err != nil {
-			return fmt.Errorf("copy data: %w", err)
+		if err := f(start, end); err != nil {
+			return err
 		}
 		off = end
 	}

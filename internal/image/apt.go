@@ -3,26 +3,25 @@ package image
 import (
 	"bufio"
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
 	"net/netip"
 	"net/url"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"skerry.dev/skerry"
 )
 
-// suites are the parts of the Debian archive that make up Debian 12, and where
-// they are if the host does not say.
-var suites = []aptSource{
-	{"http://deb.debian.org/debian", debianRelease},
-	{"http://deb.debian.org/debian", debianRelease + "-updates"},
-	{"http://deb.debian.org/debian-security", debianRelease + "-security"},
-}
-
 const debianRelease = "bookworm"
+
+// debianSuites are the parts of the Debian archive that make up Debian 12.
+var debianSuites = []string{debianRelease, debianRelease + "-updates", debianRelease + "-security"}
 
 // aptSource is one suite at one mirror.
 type aptSource struct {
@@ -32,11 +31,57 @@ type aptSource struct {
 
 func (a aptSource) line() string { return fmt.Sprintf("deb %s %s main\n", a.uri, a.suite) }
 
-// debianSources returns where to get each suite of Debian 12: from the mirror
-// that the host's apt is configured with (below root, "/" outside tests), else
-// from Debian's own. A host's other sources are left out, so that the image is
-// Debian's and the same everywhere.
-func debianSources(root string) ([]aptSource, error) {
+// suiteSource is where one suite comes from.
+type suiteSource struct {
+	build aptSource // for the build on this host
+	guest aptSource // what stands in the image
+}
+
+// debianSources returns where to get each suite of Debian 12. The image is
+// built from the mirror that the host's apt is configured with, else from the
+// default one of mmdebstrap. A host's other sources are left out, so that the
+// image is Debian's and the same everywhere.
+func debianSources(ctx context.Context, dir string) ([]suiteSource, error) {
+	configured, err := hostSources("/")
+	if err != nil {
+		return nil, err
+	}
+	defaults, err := defaultSources(ctx, dir)
+	if err != nil {
+		return nil, err
+	}
+	return chooseSources(configured, defaults)
+}
+
+// chooseSources takes each suite from the first list that has it.
+func chooseSources(configured, defaults []aptSource) ([]suiteSource, error) {
+	var out []suiteSource
+	for _, suite := range debianSuites {
+		named := func(c aptSource) bool { return c.suite == suite && usableURI(c.uri) }
+		build, ok := find(configured, named)
+		fallback, haveFallback := find(defaults, named)
+		switch {
+		case !haveFallback:
+			return nil, fmt.Errorf("mmdebstrap has no mirror for suite %s", suite)
+		case !ok:
+			build = fallback
+		}
+		out = append(out, suiteSource{build: build, guest: guestSource(build, fallback)})
+	}
+	return out, nil
+}
+
+func find(sources []aptSource, is func(aptSource) bool) (aptSource, bool) {
+	at := slices.IndexFunc(sources, is)
+	if at < 0 {
+		return aptSource{}, false
+	}
+	return sources[at], true
+}
+
+// hostSources returns the sources of the host's apt, whose configuration is
+// below root ("/" outside tests).
+func hostSources(root string) ([]aptSource, error) {
 	files := []string{filepath.Join(root, "etc/apt/sources.list")}
 	for _, pattern := range []string{"*.list", "*.sources"} {
 		more, err := filepath.Glob(filepath.Join(root, "etc/apt/sources.list.d", pattern))
@@ -60,14 +105,27 @@ func debianSources(root string) ([]aptSource, error) {
 			configured = append(configured, parseOneLine(data)...)
 		}
 	}
-	out := slices.Clone(suites)
-	for i, s := range out {
-		at := slices.IndexFunc(configured, func(c aptSource) bool { return c.suite == s.suite && usableURI(c.uri) })
-		if at >= 0 {
-			out[i] = configured[at]
-		}
+	return configured, nil
+}
+
+// defaultSources returns the sources that mmdebstrap itself takes for Debian 12.
+// It shows them only by writing them into a new root, so it is made to begin one
+// below dir: its first hook prints them and ends it, before anything is fetched.
+// Mode chrootless is the one that needs no rights for that.
+func defaultSources(ctx context.Context, dir string) ([]aptSource, error) {
+	cmd := exec.CommandContext(ctx, "mmdebstrap", "--quiet", "--mode=chrootless", "--variant=custom", "--format=null",
+		"--keyring="+debianKeyring, `--setup-hook=cat "$1/etc/apt/sources.list"; exit 1`, debianRelease, "/dev/null")
+	cmd.Dir = dir
+	cmd.Env = buildEnv(os.Environ(), dir)
+	out, err := cmd.CombinedOutput() // the output of hooks is on stderr
+	if ctx.Err() != nil {
+		return nil, ctx.Err()
 	}
-	return out, nil
+	sources := parseOneLine(out)
+	if len(sources) == 0 {
+		return nil, skerry.Errorf(skerry.CodeUnavailable, "ask mmdebstrap for its mirrors: %w: %s", err, lastLines(out, 3))
+	}
+	return sources, nil
 }
 
 // usableURI accepts what both apt and a shell's single quotes take as it is.
@@ -137,14 +195,23 @@ func isNo(s string) bool {
 }
 
 // guestSource is a source as it may stand in the image: without the host's login
-// for it, and without a mirror that only the host reaches.
-func guestSource(a, official aptSource) aptSource {
+// for it, and the fallback in place of a mirror that only the host reaches.
+func guestSource(a, fallback aptSource) aptSource {
 	u, err := url.Parse(a.uri)
 	if err != nil || onlyHere(u.Hostname()) {
-		return official
+		return fallback
+	}
+	return aptSource{withoutLogin(a.uri), a.suite}
+}
+
+// withoutLogin removes user and password from a usable URI.
+func withoutLogin(uri string) string {
+	u, err := url.Parse(uri)
+	if err != nil {
+		return ""
 	}
 	u.User = nil
-	return aptSource{u.String(), a.suite}
+	return u.String()
 }
 
 // onlyHere tells names and addresses that mean nothing, or nothing allowed, in a

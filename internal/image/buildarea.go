@@ -32,7 +32,7 @@ func (s *Store) newBuildArea(ctx context.Context, mode string) (*buildArea, erro
 	if err := os.Mkdir(a.dir, 0o755); err != nil {
 		return nil, err
 	}
-	if mode == "unshare" { // root of the user namespace is another user here
+	if mode == modeUnshare { // root of the user namespace is another user here
 		if err := os.Chmod(a.dir, 0o777|os.ModeSticky); err != nil {
 			return nil, err
 		}
@@ -47,7 +47,7 @@ func (a *buildArea) remove(ctx context.Context) error {
 		return nil
 	}
 	args := []string{"rm", "-rf", "--one-file-system", a.dir}
-	if a.mode == "unshare" {
+	if a.mode == modeUnshare {
 		// The directory itself is ours.
 		inside := exec.CommandContext(ctx, "mmdebstrap", "--unshare-helper", "find", a.dir, "-xdev", "-mindepth", "1", "-delete")
 		if out, err := inside.CombinedOutput(); err != nil {

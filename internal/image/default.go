@@ -10,7 +10,6 @@ import (
 	"io"
 	"os"
 	"os/exec"
-	"os/user"
 	"path/filepath"
 	"runtime"
 	"strconv"
@@ -63,11 +62,7 @@ func (s *Store) buildDefault(ctx context.Context, t *tracker) (Info, error) {
 		return Info{}, err
 	}
 	defer unlock()
-	mode, err := buildMode()
-	if err != nil {
-		return Info{}, err
-	}
-	sources, err := debianSources("/")
+	mode, err := buildMode(ctx)
 	if err != nil {
 		return Info{}, err
 	}
@@ -76,6 +71,10 @@ func (s *Store) buildDefault(ctx context.Context, t *tracker) (Info, error) {
 		return Info{}, err
 	}
 	defer os.RemoveAll(dir)
+	sources, err := debianSources(ctx, dir)
+	if err != nil {
+		return Info{}, err
+	}
 	epoch, err := archiveTime(ctx, sources, dir)
 	if err != nil {
 		return Info{}, err
@@ -105,78 +104,22 @@ func (s *Store) buildDefault(ctx context.Context, t *tracker) (Info, error) {
 	return s.register(ctx, img, src, SourceBuilt, t)
 }
 
-// BuildLack is why BuildDefault cannot work on this host, and what to type.
-type BuildLack struct{ What, Fix string }
-
-func (l *BuildLack) Error() string { return l.What + ": type: " + l.Fix }
-
-// CheckBuild finds out whether BuildDefault can work on this host. The error is
-// a *BuildLack where there is something to type.
-func CheckBuild() error {
-	_, err := buildMode()
-	return err
-}
-
-// buildMode finds out how mmdebstrap can work here.
-func buildMode() (string, error) {
-	missing := func(what, fix string) error {
-		return skerry.Errorf(skerry.CodeUnavailable, "%w", &BuildLack{what, fix})
-	}
-	if _, err := exec.LookPath("mmdebstrap"); err != nil {
-		return "", missing("mmdebstrap is not installed", "sudo apt-get install mmdebstrap")
-	}
-	if _, err := os.Stat(debianKeyring); err != nil {
-		return "", missing("Debian's archive keys are not installed", "sudo apt-get install debian-archive-keyring")
-	}
-	if os.Geteuid() == 0 {
-		return "root", nil
-	}
-	if _, err := exec.LookPath("newuidmap"); err != nil {
-		return "", missing("newuidmap is not installed", "sudo apt-get install uidmap")
-	}
-	u, err := user.Current()
-	if err != nil {
-		return "", err
-	}
-	for _, file := range []string{"/etc/subuid", "/etc/subgid"} {
-		if !hasSubIDs(file, u) {
-			return "", missing(fmt.Sprintf("user %s has no range in %s", u.Username, file),
-				"sudo usermod --add-subuids 100000-165535 --add-subgids 100000-165535 "+u.Username)
-		}
-	}
-	return "unshare", nil
-}
-
-// hasSubIDs reports whether a file of subuid(5) has a range for the user.
-func hasSubIDs(file string, u *user.User) bool {
-	data, err := os.ReadFile(file)
-	if err != nil {
-		return false
-	}
-	for line := range strings.Lines(string(data)) {
-		if who, _, ok := strings.Cut(line, ":"); ok && (who == u.Username || who == u.Uid) {
-			return true
-		}
-	}
-	return false
-}
-
 // archiveTime is the date of the newest suite: nothing in the archive is newer,
 // so it can be the time of what is made at build (SOURCE_DATE_EPOCH) without
 // making a package's file older than what was compiled from it, which Python
 // would compile again at each start. apt fetches it, with the host's proxy.
-func archiveTime(ctx context.Context, sources []aptSource, dir string) (time.Time, error) {
+func archiveTime(ctx context.Context, sources []suiteSource, dir string) (time.Time, error) {
 	var newest time.Time
 	for i, src := range sources {
 		file := filepath.Join(dir, fmt.Sprintf("InRelease.%d", i))
-		url := fmt.Sprintf("%s/dists/%s/InRelease", strings.TrimSuffix(src.uri, "/"), src.suite)
+		url := fmt.Sprintf("%s/dists/%s/InRelease", strings.TrimSuffix(src.build.uri, "/"), src.build.suite)
 		out, err := exec.CommandContext(ctx, aptHelper, "download-file", url, file).CombinedOutput()
 		if ctx.Err() != nil {
 			return newest, ctx.Err()
 		}
 		if err != nil {
 			return newest, skerry.Errorf(skerry.CodeUnavailable, "Debian archive %s: %w: %s",
-				guestSource(src, suites[i]).uri, err, lastLines(out, 3))
+				withoutLogin(src.build.uri), err, lastLines(out, 3))
 		}
 		data, err := os.ReadFile(file)
 		if err != nil {
@@ -184,7 +127,7 @@ func archiveTime(ctx context.Context, sources []aptSource, dir string) (time.Tim
 		}
 		date, err := releaseDate(data)
 		if err != nil {
-			return newest, skerry.Errorf(skerry.CodeUnavailable, "Debian archive, suite %s: %w", src.suite, err)
+			return newest, skerry.Errorf(skerry.CodeUnavailable, "Debian archive, suite %s: %w", src.build.suite, err)
 		}
 		if date.After(newest) {
 			newest = date
@@ -205,7 +148,7 @@ func releaseDate(inRelease []byte) (time.Time, error) {
 }
 
 // bootstrap runs mmdebstrap and compresses its tar into file.
-func bootstrap(ctx context.Context, area *buildArea, sources []aptSource, epoch time.Time, file string, t *tracker) (layer v1.Descriptor, diffID v1.Hash, err error) {
+func bootstrap(ctx context.Context, area *buildArea, sources []suiteSource, epoch time.Time, file string, t *tracker) (layer v1.Descriptor, diffID v1.Hash, err error) {
 	out, err := os.OpenFile(file, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o644)
 	if err != nil {
 		return layer, diffID, err
@@ -243,11 +186,11 @@ func bootstrap(ctx context.Context, area *buildArea, sources []aptSource, epoch 
 
 // mmdebstrap is the command that writes the root file system as a tar to its
 // standard output. The sources, which may hold a login, go in by standard input.
-func mmdebstrap(ctx context.Context, area *buildArea, sources []aptSource, epoch time.Time) *exec.Cmd {
+func mmdebstrap(ctx context.Context, area *buildArea, sources []suiteSource, epoch time.Time) *exec.Cmd {
 	var build, guest strings.Builder
-	for i, src := range sources {
-		build.WriteString(src.line())
-		guest.WriteString(guestSource(src, suites[i]).line())
+	for _, src := range sources {
+		build.WriteString(src.build.line())
+		guest.WriteString(src.guest.line())
 	}
 	cmd := exec.CommandContext(ctx, "mmdebstrap", "--mode="+area.mode, "--variant=minbase", "--format=tar",
 		"--architectures="+runtime.GOARCH, "--include="+defaultPackages, "--keyring="+debianKeyring,
@@ -257,16 +200,30 @@ func mmdebstrap(ctx context.Context, area *buildArea, sources []aptSource, epoch
 		`--customize-hook=rm -f "$1"/etc/apt/sources.list.d/* && printf %s '`+guest.String()+`' > "$1/etc/apt/sources.list"`,
 		debianRelease, "-", "-")
 	cmd.Stdin = strings.NewReader(build.String())
-	cmd.Env = append(os.Environ(), "TMPDIR="+area.dir, "SOURCE_DATE_EPOCH="+strconv.FormatInt(epoch.Unix(), 10), "LC_ALL=C.UTF-8", "TZ=UTC")
+	cmd.Env = append(buildEnv(os.Environ(), area.dir), "SOURCE_DATE_EPOCH="+strconv.FormatInt(epoch.Unix(), 10))
 	// Its own process group, so that all of it can be told to stop. mmdebstrap
 	// removes its directory when it is asked to, also by the death of this process.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
-	if area.mode == "root" { // its mounts must not outlive it, even if it is killed
+	if area.mode == modeRoot { // its mounts must not outlive it, even if it is killed
 		cmd.SysProcAttr.Unshareflags = syscall.CLONE_NEWNS
 	}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGTERM) }
 	cmd.WaitDelay = stopGrace
 	return cmd
+}
+
+// buildEnv is the environment of mmdebstrap, and so of the packages' maintainer
+// scripts. Of the host's variables it has apt's proxies only: what others do
+// would be in the image, for example PYTHONDONTWRITEBYTECODE.
+func buildEnv(host []string, tmp string) []string {
+	env := []string{"PATH=" + guestPath, "HOME=/", "TMPDIR=" + tmp, "LC_ALL=C.UTF-8", "TZ=UTC"}
+	for _, v := range host {
+		switch name, _, _ := strings.Cut(v, "="); name {
+		case "http_proxy", "https_proxy", "no_proxy":
+			env = append(env, v)
+		}
+	}
+	return env
 }
 
 // defaultImage describes the one layer as an image.

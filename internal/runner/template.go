@@ -43,6 +43,12 @@ func (k TemplateKey) dirName() string {
 
 const templateKeyFile = "template.json"
 
+// templateRecord is what stands in templateKeyFile.
+type templateRecord struct {
+	TemplateKey
+	ScratchCRC uint32 `json:"scratch_crc32c"` // see disk.ScratchCRC
+}
+
 // templates makes, loads and drops templates.
 type templates struct {
 	r   *Runner
@@ -79,21 +85,49 @@ func (t *templates) loadOrMake(ctx context.Context, p plan) (*machine.Template, 
 	return t.load(p)
 }
 
-// load loads the template of a plan; fs.ErrNotExist is in the chain if there is
-// none. Of its disk, which each machine copies, only the size is checked here.
+// load loads and checks the template of a plan; fs.ErrNotExist is in the chain
+// if there is none.
 func (t *templates) load(p plan) (*machine.Template, error) {
 	dir := t.path(p.key)
 	if _, err := os.Stat(dir); err != nil {
 		return nil, err
 	}
 	if !p.key.Bare {
-		if info, err := os.Stat(t.scratch(p)); err != nil {
+		if err := t.checkScratch(p, dir); err != nil {
 			return nil, fmt.Errorf("disk of the template: %v", err) // the rest is there, so not fs.ErrNotExist
-		} else if want := p.key.ScratchMiB << 20; info.Size() != want {
-			return nil, fmt.Errorf("disk of the template has %d bytes, want %d", info.Size(), want)
 		}
 	}
 	return qemu.LoadTemplate(filepath.Join(dir, shim.RAMFile), filepath.Join(dir, shim.StateFile))
+}
+
+// checkScratch compares the template's disk, of which each machine gets a copy,
+// with the one that was captured.
+func (t *templates) checkScratch(p plan, dir string) error {
+	record, err := readTemplateRecord(dir)
+	if err != nil {
+		return err
+	}
+	info, err := os.Stat(t.scratch(p))
+	if err != nil {
+		return err
+	}
+	if want := p.key.ScratchMiB << 20; info.Size() != want {
+		return fmt.Errorf("it has %d bytes, want %d", info.Size(), want)
+	}
+	crc, err := disk.ScratchCRC(t.scratch(p))
+	if err == nil && crc != record.ScratchCRC {
+		err = fmt.Errorf("checksum %08x, want %08x", crc, record.ScratchCRC)
+	}
+	return err
+}
+
+func readTemplateRecord(dir string) (templateRecord, error) {
+	var record templateRecord
+	b, err := os.ReadFile(filepath.Join(dir, templateKeyFile))
+	if err != nil {
+		return record, err
+	}
+	return record, json.Unmarshal(b, &record)
 }
 
 // make boots the image in a machine of its own and captures it into dir. A
@@ -141,23 +175,28 @@ func (t *templates) scratch(p plan) string {
 	return filepath.Join(t.path(p.key), shim.ScratchFile)
 }
 
-// store moves the captured files to dir in one step.
+// store moves the captured files to dir in one step, with the disk's checksum:
+// the machine has ended, so it is at rest.
 func (t *templates) store(key TemplateKey, from, dir string) error {
 	tmp, err := os.MkdirTemp(t.dir, "new-")
 	if err != nil {
 		return err
 	}
 	defer os.RemoveAll(tmp)
+	record := templateRecord{TemplateKey: key}
 	files := qemu.TemplateFiles(shim.StateFile, shim.RAMFile)
 	if !key.Bare {
 		files = append(files, shim.ScratchFile)
+		if record.ScratchCRC, err = disk.ScratchCRC(filepath.Join(from, shim.ScratchFile)); err != nil {
+			return err
+		}
 	}
 	for _, f := range files {
 		if err := os.Rename(filepath.Join(from, f), filepath.Join(tmp, f)); err != nil {
 			return err
 		}
 	}
-	b, err := json.Marshal(key)
+	b, err := json.Marshal(record)
 	if err != nil {
 		return err
 	}
@@ -201,9 +240,8 @@ func (t *templates) remove(stale func(TemplateKey) bool) error {
 	}
 	for _, e := range entries {
 		dir := filepath.Join(t.dir, e.Name())
-		var key TemplateKey
-		b, err := os.ReadFile(filepath.Join(dir, templateKeyFile))
-		if err == nil && json.Unmarshal(b, &key) == nil && key.dirName() == e.Name() && !stale(key) {
+		record, err := readTemplateRecord(dir)
+		if err == nil && record.dirName() == e.Name() && !stale(record.TemplateKey) {
 			continue
 		}
 		t.r.memories.drop(func(loaded string) bool { return loaded == dir })

@@ -22,6 +22,7 @@ var commands = map[string]func(args []string) error{
 	"dial":     dial,
 	"resolve":  resolve,
 	"ping":     ping,
+	"datagram": datagram,
 	"zombies":  zombies,
 	"pattern":  pattern,
 }

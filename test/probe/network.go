@@ -56,36 +56,63 @@ func resolve(args []string) error {
 	return nil
 }
 
-// pingTimeout is how long an answer may take; what is closed gives none.
-const pingTimeout = 3 * time.Second
+// exchangeTimeout is how long an answer may take, a refusal included.
+const exchangeTimeout = 3 * time.Second
 
 // ping sends an ICMP echo request and waits for the answer.
 func ping(args []string) error {
-	ip := net.ParseIP(args[0]).To4()
-	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM, unix.IPPROTO_ICMP)
-	if err != nil {
-		return fmt.Errorf("socket: %w", err)
-	}
-	defer unix.Close(fd)
-	tv := unix.NsecToTimeval(int64(pingTimeout))
-	if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &tv); err != nil {
-		return err
-	}
 	// Type 8, code 0; the kernel sets identifier and checksum (icmp(7)).
 	request := append([]byte{8, 0, 0, 0, 0, 0, 0, 1}, "payload"...)
-	if err := unix.Sendto(fd, request, 0, &unix.SockaddrInet4{Addr: [4]byte(ip)}); err != nil {
-		fmt.Println("denied", err)
-		return nil
-	}
-	reply := make([]byte, 1500)
-	n, _, err := unix.Recvfrom(fd, reply, 0)
+	reply, err := exchange(unix.IPPROTO_ICMP, net.ParseIP(args[0]), 0, request)
 	switch {
 	case err != nil:
 		fmt.Println("denied", err)
-	case n < 8 || reply[0] != 0:
-		fmt.Println("denied: ICMP type", reply[0])
+	case len(reply) < 8 || reply[0] != 0:
+		fmt.Printf("denied: ICMP %x\n", reply)
 	default:
-		fmt.Printf("echo %s\n", reply[8:n])
+		fmt.Printf("echo %s\n", reply[8:])
 	}
 	return nil
+}
+
+// datagram sends one to ADDRESS by UDP and prints the answer, or says why there
+// is none.
+func datagram(args []string) error {
+	addr, err := net.ResolveUDPAddr("udp4", args[0])
+	if err != nil {
+		return err
+	}
+	reply, err := exchange(unix.IPPROTO_UDP, addr.IP, addr.Port, []byte("payload"))
+	if err != nil {
+		fmt.Println("denied", err)
+		return nil
+	}
+	fmt.Printf("got %s\n", reply)
+	return nil
+}
+
+// exchange sends a datagram and waits for the answer. The socket is connected:
+// only then does the kernel pass ICMP errors on without more ado (ip(7)).
+func exchange(protocol int, ip net.IP, port int, request []byte) ([]byte, error) {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM, protocol)
+	if err != nil {
+		return nil, fmt.Errorf("socket: %w", err)
+	}
+	defer unix.Close(fd)
+	tv := unix.NsecToTimeval(int64(exchangeTimeout))
+	if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &tv); err != nil {
+		return nil, err
+	}
+	if err := unix.Connect(fd, &unix.SockaddrInet4{Addr: [4]byte(ip.To4()), Port: port}); err != nil {
+		return nil, err
+	}
+	if _, err := unix.Write(fd, request); err != nil {
+		return nil, err
+	}
+	reply := make([]byte, 1500)
+	n, err := unix.Read(fd, reply)
+	if err != nil {
+		return nil, err
+	}
+	return reply[:n], nil
 }

@@ -60,8 +60,15 @@ func TestNetworkClosed(t *testing.T) {
 	if got := sb.mustRoot(t, "probe", "ping", "10.0.2.2"); got != "echo payload\n" {
 		t.Errorf("echo to the gateway: %q", got)
 	}
-	if got := sb.mustRoot(t, "probe", "ping", "169.254.169.254"); !strings.HasPrefix(got, "denied") {
-		t.Errorf("echo to the metadata address: %q", got)
+	// Both are told at once: "administratively prohibited" is EHOSTUNREACH.
+	const prohibited = "denied no route to host\n"
+	for _, ip := range append(hostAddresses(t), "169.254.169.254", "10.1.2.3") {
+		if got := sb.mustRoot(t, "probe", "ping", ip); got != prohibited {
+			t.Errorf("echo to %s: %q, want %q", ip, got, prohibited)
+		}
+		if got := sb.mustRoot(t, "probe", "datagram", ip+":80"); got != prohibited {
+			t.Errorf("datagram to %s: %q, want %q", ip, got, prohibited)
+		}
 	}
 }
 

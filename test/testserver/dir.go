@@ -41,6 +41,7 @@ func prerequisite(env, def, check, makeTarget string) (string, error) {
 type Dir struct {
 	Path string
 	uid  int
+	lock *os.File // held as long as this process lives
 }
 
 // NewDir makes the home of a server that runs as user uid; 0 keeps the caller's.
@@ -54,11 +55,13 @@ func NewDir(uid int) (*Dir, error) {
 	if err != nil {
 		return nil, err
 	}
-	path, err := os.MkdirTemp("", "sandboxes-")
+	if err := removeAbandoned(); err != nil {
+		return nil, err
+	}
+	d, err := makeDir(uid)
 	if err != nil {
 		return nil, err
 	}
-	d := &Dir{Path: path, uid: uid}
 	if err := d.fill(binary, kernel); err != nil {
 		return nil, errors.Join(err, d.Remove())
 	}
@@ -104,12 +107,11 @@ func copyFile(to, from string) error {
 
 // Clone makes a copy, with its data, of the home of a server that does not run.
 func (d *Dir) Clone() (*Dir, error) {
-	path, err := os.MkdirTemp("", "sandboxes-")
+	c, err := makeDir(d.uid)
 	if err != nil {
 		return nil, err
 	}
-	c := &Dir{Path: path, uid: d.uid}
-	if out, err := exec.Command("cp", "-a", "--", d.Path+"/.", path).CombinedOutput(); err != nil {
+	if out, err := exec.Command("cp", "-a", "--", d.Path+"/.", c.Path).CombinedOutput(); err != nil {
 		return nil, errors.Join(fmt.Errorf("copy %s: %w: %s", d.Path, err, out), c.Remove())
 	}
 	return c, nil
@@ -131,6 +133,3 @@ func (d *Dir) Env() []string {
 	return []string{"PATH=" + os.Getenv("PATH"), "HOME=" + d.Path, "LANG=C.UTF-8",
 		"XDG_DATA_HOME=" + filepath.Join(d.Path, "data"), "XDG_CONFIG_HOME=" + filepath.Join(d.Path, "config")}
 }
-
-// Remove deletes it.
-func (d *Dir) Remove() error { return os.RemoveAll(d.Path) }

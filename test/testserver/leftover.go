@@ -42,11 +42,22 @@ func (d *Dir) Processes() ([]Process, error) {
 		if err != nil || len(cmdline) == 0 {
 			continue // gone, or a thread of the kernel, or a zombie
 		}
-		if strings.Contains(string(cmdline), d.Path) || d.holds(pid) {
-			found = append(found, Process{PID: pid, Args: strings.Split(strings.TrimSuffix(string(cmdline), "\x00"), "\x00")})
+		args := strings.Split(strings.TrimSuffix(string(cmdline), "\x00"), "\x00")
+		if slices.ContainsFunc(args, d.named) || d.holds(pid) {
+			found = append(found, Process{PID: pid, Args: args})
 		}
 	}
 	return found, nil
+}
+
+// contains reports whether a path is the directory or below it.
+func (d *Dir) contains(path string) bool {
+	return path == d.Path || strings.HasPrefix(path, d.Path+"/")
+}
+
+// named reports whether an argument names the directory or a file of it.
+func (d *Dir) named(arg string) bool {
+	return strings.HasSuffix(arg, d.Path) || strings.Contains(arg, d.Path+"/")
 }
 
 // holds reports whether a process has something of the directory open.
@@ -55,7 +66,7 @@ func (d *Dir) holds(pid int) bool {
 	links := []string{filepath.Join(proc, "cwd"), filepath.Join(proc, "exe")}
 	fds, _ := filepath.Glob(filepath.Join(proc, "fd", "*"))
 	for _, link := range append(links, fds...) {
-		if target, err := os.Readlink(link); err == nil && strings.HasPrefix(target, d.Path) {
+		if target, err := os.Readlink(link); err == nil && d.contains(target) {
 			return true
 		}
 	}
@@ -120,20 +131,27 @@ func (d *Dir) Leftovers() ([]string, error) {
 		return nil, err
 	}
 	left = append(left, sockets...)
-	if id, err := os.ReadFile(filepath.Join(d.Data(), "runner-id")); err == nil {
-		for _, pattern := range []string{"/sys/fs/cgroup/skerry-%s", "/sys/fs/cgroup/cpu/skerry-%s"} {
-			if group := fmt.Sprintf(pattern, strings.TrimSpace(string(id))); exists(group) {
-				left = append(left, "control group "+group)
-			}
-		}
+	for _, group := range d.controlGroups() {
+		left = append(left, "control group "+group)
 	}
 	slices.Sort(left)
 	return left, nil
 }
 
-func exists(path string) bool {
-	_, err := os.Lstat(path)
-	return err == nil
+// controlGroups lists the control groups of the server's own that there are.
+func (d *Dir) controlGroups() []string {
+	id, err := os.ReadFile(filepath.Join(d.Data(), "runner-id"))
+	if err != nil {
+		return nil // it has never run
+	}
+	var groups []string
+	for _, pattern := range []string{"/sys/fs/cgroup/skerry-%s", "/sys/fs/cgroup/cpu/skerry-%s"} {
+		group := fmt.Sprintf(pattern, strings.TrimSpace(string(id)))
+		if _, err := os.Lstat(group); err == nil {
+			groups = append(groups, group)
+		}
+	}
+	return groups
 }
 
 // unixSockets lists the sockets that are bound in the directory (proc_net(5)).
@@ -146,7 +164,7 @@ func (d *Dir) unixSockets() ([]string, error) {
 	var found []string
 	lines := bufio.NewScanner(f)
 	for lines.Scan() {
-		if strings.Contains(lines.Text(), " "+d.Path) {
+		if strings.Contains(lines.Text(), " "+d.Path+"/") {
 			found = append(found, "socket "+lines.Text())
 		}
 	}

@@ -19,7 +19,8 @@ const executeKeep = 512 << 10
 
 // execute is POST /process/execute: run a command to its end and return its
 // output. The command ends with the request: when the client goes away it is
-// terminated. When the whole link is lost it goes on, as any run.
+// terminated. When the whole link is lost it goes on, as any run. A timeout is
+// an error, which carries the output up to it.
 func execute(box *sandbox, w http.ResponseWriter, r *http.Request) error {
 	var req skerry.ExecuteRequest
 	if err := readJSON(w, r, maxInputBody, &req); err != nil {
@@ -54,13 +55,16 @@ func execute(box *sandbox, w http.ResponseWriter, r *http.Request) error {
 	}
 	<-p.Done()
 	end := p.Result()
-	if end.Reason == skerry.ReasonTimedOut {
-		return toolboxError(http.StatusRequestTimeout, skerry.ToolboxExecTimeout, "command execution timeout")
-	}
 	if end.ExitCode == nil {
 		return toolboxError(http.StatusInternalServerError, skerry.ToolboxInternal, "%s", end.Error)
 	}
-	return writeJSON(w, http.StatusOK, result.response(end))
+	response := result.response(end)
+	if end.Reason == skerry.ReasonTimedOut {
+		timeout := toolboxError(http.StatusRequestTimeout, skerry.ToolboxExecTimeout, "command execution timeout")
+		timeout.Execution = response
+		return timeout
+	}
+	return writeJSON(w, http.StatusOK, response)
 }
 
 // executeRequest turns the buffered form into a process request.

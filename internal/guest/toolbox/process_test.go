@@ -67,6 +67,43 @@ func TestTimeoutEscalates(t *testing.T) {
 		skerry.ExecuteRequest{Command: `trap "" TERM; while :; do sleep 0.1; done`, Timeout: 1})
 }
 
+// Cases 1 and 9: what a command put out before its timeout is in the answer, and
+// head and tail of what is over the bound.
+func TestTimeoutKeepsTheOutput(t *testing.T) {
+	b := newBox(t, nil)
+	for name, tt := range map[string]struct {
+		req  skerry.ExecuteRequest
+		want skerry.ExecuteResponse
+	}{
+		"combined": {skerry.ExecuteRequest{Command: "echo out; echo err >&2; exec sleep 300", Timeout: 1},
+			skerry.ExecuteResponse{ExitCode: 143, Signal: "TERM", Result: "out\nerr\n"}},
+		"separate": {skerry.ExecuteRequest{Argv: []string{"/bin/sh", "-c", "echo out; sleep 0.1; echo err >&2; exec sleep 300"}, Timeout: 1},
+			skerry.ExecuteResponse{ExitCode: 143, Signal: "TERM", Result: "out\nerr\n", Stdout: "out\n", Stderr: "err\n"}},
+		"while it ends": {skerry.ExecuteRequest{Command: `exec 2>/dev/null; trap "echo bye; exit 0" TERM; echo hello; while :; do sleep 0.05; done`, Timeout: 1},
+			skerry.ExecuteResponse{ExitCode: 124, Signal: "TERM", Result: "hello\nbye\n"}},
+		"silent": {skerry.ExecuteRequest{Command: "exec sleep 300", Timeout: 1},
+			skerry.ExecuteResponse{ExitCode: 143, Signal: "TERM"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got := b.wantError(408, skerry.ToolboxExecTimeout, "POST", "/process/execute", tt.req)
+			tt.want.Reason = skerry.ReasonTimedOut
+			if diff := cmp.Diff(&tt.want, got.Execution); diff != "" {
+				t.Errorf("execution (-want +got):\n%s", diff)
+			}
+		})
+	}
+	t.Run("long", func(t *testing.T) {
+		got := b.wantError(408, skerry.ToolboxExecTimeout, "POST", "/process/execute",
+			skerry.ExecuteRequest{Command: "head -c 3000000 /dev/zero | tr '\\0' A; printf END; exec sleep 300", Timeout: 2}).Execution
+		if got == nil {
+			t.Fatal("no execution")
+		}
+		if want := int64(3000003 - 1<<20); got.TruncatedBytes != want || !strings.HasPrefix(got.Result, "AAA") || !strings.HasSuffix(got.Result, "END") {
+			t.Errorf("%d bytes, %d truncated, want %d truncated and both ends", len(got.Result), got.TruncatedBytes, want)
+		}
+	})
+}
+
 // A program that answers the timeout with success has timed out nevertheless.
 func TestTimeoutIsNeverSuccess(t *testing.T) {
 	b := newBox(t, nil)
