@@ -63,7 +63,7 @@ var transitions = map[Status]struct{ any, persistent []Status }{
 	StatusStopped:  {persistent: []Status{StatusBooting, StatusFailed, StatusLost}},
 	StatusPausing:  {persistent: []Status{StatusPaused, StatusRunning, StatusStopped, StatusFailed, StatusLost}},
 	StatusPaused:   {persistent: []Status{StatusBooting, StatusStopped, StatusFailed, StatusLost}},
-	StatusLost:     {persistent: []Status{StatusStopped, StatusPaused}}, // its host came back
+	StatusLost:     {persistent: []Status{StatusStopped, StatusPaused, StatusRunning}}, // its host came back
 	StatusDeleting: {any: []Status{StatusDeleted}},
 }
 

@@ -44,7 +44,7 @@ func TestTransitions(t *testing.T) {
 		"stopped":  {"booting", "failed", "lost"},
 		"pausing":  {"paused", "running", "stopped", "failed", "lost"},
 		"paused":   {"booting", "stopped", "failed", "lost"},
-		"lost":     {"stopped", "paused"},
+		"lost":     {"stopped", "paused", "running"},
 	}
 	for _, from := range skerry.Statuses() {
 		for _, to := range skerry.Statuses() {

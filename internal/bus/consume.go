@@ -45,11 +45,11 @@ func jobsConsumer(region, arch string) jetstream.ConsumerConfig {
 }
 
 // ConsumeCommands handles the commands for a runner, those for sandboxes, for
-// images and for the runner itself side by side, so that a delete does not wait
+// images, for snapshots and for the runner itself side by side, so that a delete does not wait
 // for a pull. After an error a command is delivered again.
 func (b *Bus) ConsumeCommands(ctx context.Context, runner skerry.RunnerID, handler func(context.Context, Command) error) error {
 	group, ctx := errgroup.WithContext(ctx)
-	for _, noun := range []string{"sandbox", "image", "runner"} {
+	for _, noun := range []string{"sandbox", "image", "snapshot", "runner"} {
 		group.Go(func() error {
 			return b.consume(ctx, streamCommands, jetstream.ConsumerConfig{
 				Durable:       noun + "-" + string(runner),

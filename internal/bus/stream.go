@@ -91,7 +91,7 @@ func (b *Bus) PublishJob(ctx context.Context, job CreateJob) error {
 func commandSubject(runner skerry.RunnerID, c Command) string {
 	object := string(c.MachineID)
 	if object == "" {
-		object = string(c.SandboxID) + string(c.ImageID)
+		object = string(c.SandboxID) + string(c.ImageID) + string(c.SnapshotID)
 	}
 	if object == "" {
 		object = "all"

@@ -47,6 +47,9 @@ func answerClaim(s store.Sandbox, r bus.ClaimRequest) bus.ClaimReply {
 		if !r.MachineID.Valid() || !validRunnerID(r.RunnerID) {
 			return bus.ClaimReply{Reason: "runner or machine id is malformed"}
 		}
+		if s.Runner != "" && s.Runner != r.RunnerID { // of a copy or a restore
+			return bus.ClaimReply{Reason: "is for runner " + string(s.Runner)}
+		}
 		return bus.ClaimReply{OK: true}
 	case skerry.StatusAssigned, skerry.StatusBooting, skerry.StatusRunning:
 		if s.Runner == r.RunnerID && s.Machine == r.MachineID {

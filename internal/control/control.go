@@ -84,6 +84,9 @@ type Control struct {
 
 	sandboxes *watch[skerry.SandboxID, skerry.Sandbox]
 	images    *watch[skerry.ImageID, skerry.Image]
+	snapshots *watch[skerry.SnapshotID, skerry.Snapshot]
+	log       *broadcast // of additions to the event log
+	activity  *activity
 	runners   *presence
 	outbox    chan struct{} // holds a token when the outbox may have entries
 	timers    *alarm
@@ -116,6 +119,9 @@ func New(cfg Config) *Control {
 		store: cfg.Store, bus: cfg.Bus, logger: cfg.Logger.With("component", "control"), clock: cfg.Clock, cfg: cfg,
 		sandboxes: newWatch[skerry.SandboxID, skerry.Sandbox](),
 		images:    newWatch[skerry.ImageID, skerry.Image](),
+		snapshots: newWatch[skerry.SnapshotID, skerry.Snapshot](),
+		log:       newBroadcast(),
+		activity:  &activity{seen: map[skerry.SandboxID]time.Time{}},
 		runners:   newPresence(),
 		outbox:    make(chan struct{}, 1),
 		timers:    newAlarm(cfg.Clock),

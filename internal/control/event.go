@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"skerry.dev/skerry"
 	"skerry.dev/skerry/internal/bus"
@@ -20,6 +21,12 @@ func (c *Control) event(ctx context.Context, e bus.Event) error {
 		return nil
 	case e.Kind == bus.EventSandbox:
 		handle = func(t *txn) error { return c.sandboxEvent(ctx, t, e) }
+	case e.Kind == bus.EventOperation:
+		handle = func(t *txn) error { return c.operationEvent(ctx, t, e) }
+	case e.Kind == bus.EventActivity:
+		handle = func(t *txn) error { return c.activityEvent(ctx, t, e) }
+	case e.Kind == bus.EventSnapshot && e.Snapshot != nil:
+		handle = func(t *txn) error { return c.snapshotEvent(ctx, t, e.RunnerID, *e.Snapshot) }
 	case e.Kind == bus.EventImage && e.Image != nil:
 		handle = func(t *txn) error { return c.imageEvent(ctx, t, e.RunnerID, *e.Image) }
 	case e.Kind == bus.EventReport && e.Report != nil && e.Report.Runner.ID == e.RunnerID:
@@ -48,7 +55,7 @@ func (c *Control) sandboxEvent(ctx context.Context, t *txn, e bus.Event) error {
 	}
 	if s.Runner != e.RunnerID || s.Machine != e.MachineID {
 		log.Debug("ignore event of another machine")
-		return nil
+		return c.strayMachine(ctx, t, s, e)
 	}
 	applied, err := c.applyStatus(ctx, t, &s, e)
 	if err == nil && !applied {
@@ -57,21 +64,38 @@ func (c *Control) sandboxEvent(ctx context.Context, t *txn, e bus.Event) error {
 	return err
 }
 
+// strayMachine has a machine removed that runs although its persistent sandbox
+// was given up when it was started, and has another one since.
+func (c *Control) strayMachine(ctx context.Context, t *txn, s store.Sandbox, e bus.Event) error {
+	runs := e.Status == skerry.StatusBooting || e.Status == skerry.StatusRunning
+	if !runs || !s.Persistent || s.Runner != e.RunnerID || s.Machine == "" || !e.MachineID.Valid() || s.DeletedAt != (time.Time{}) {
+		return nil
+	}
+	return t.removeMachine(ctx, e.RunnerID, e.SandboxID, e.MachineID)
+}
+
 // applyStatus applies the status that the runner of s reports; false tells that
 // there is nothing to change.
 func (c *Control) applyStatus(ctx context.Context, t *txn, s *store.Sandbox, e bus.Event) (bool, error) {
 	switch e.Status {
 	case skerry.StatusDeleted:
 		return c.machineGone(ctx, t, s, "its machine was removed from the host")
-	case skerry.StatusBooting, skerry.StatusRunning, skerry.StatusStopping, skerry.StatusStopped, skerry.StatusPausing,
-		skerry.StatusPaused, skerry.StatusFailed, skerry.StatusLost:
+	case skerry.StatusRunning:
+		if s.Status == skerry.StatusPausing && e.Reason == "" {
+			return false, nil // was said before the pause was asked for
+		}
+	case skerry.StatusBooting:
+		if s.Status != skerry.StatusAssigned {
+			return false, nil // is known: it was ordered
+		}
+	case skerry.StatusStopped, skerry.StatusPaused, skerry.StatusFailed, skerry.StatusLost:
 	default:
 		return false, nil // is not for a runner to say
 	}
 	if _, ok := path(s.Status, e.Status, s.Persistent); !ok {
 		return false, nil
 	}
-	if e.Status == skerry.StatusFailed || e.Status == skerry.StatusLost {
+	if e.Status != skerry.StatusBooting {
 		s.Reason = e.Reason
 	}
 	if len(e.Unenforced) > 0 {
@@ -86,15 +110,13 @@ func (c *Control) applyStatus(ctx context.Context, t *txn, s *store.Sandbox, e b
 // machineGone records that nothing of s is left on its runner, whether that was
 // asked for or not; false tells that there is nothing to change.
 func (c *Control) machineGone(ctx context.Context, t *txn, s *store.Sandbox, why string) (bool, error) {
-	switch s.Status {
-	case skerry.StatusDeleting:
+	switch {
+	case s.Status == skerry.StatusDeleting:
 		return true, c.end(ctx, t, s, skerry.StatusDeleted)
-	case skerry.StatusAssigned, skerry.StatusBooting:
+	case s.StartedAt == nil && (s.Status == skerry.StatusAssigned || s.Status == skerry.StatusBooting):
 		return true, t.fail(ctx, s, skerry.StatusFailed, "interrupted while it was created: "+why)
-	default:
-		if !s.Status.CanBecome(skerry.StatusLost, s.Persistent) {
-			return false, nil
-		}
-		return true, t.fail(ctx, s, skerry.StatusLost, why)
+	case !s.Status.CanBecome(skerry.StatusLost, s.Persistent):
+		return false, nil
 	}
+	return true, t.fail(ctx, s, skerry.StatusLost, why)
 }

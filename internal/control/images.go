@@ -35,7 +35,7 @@ func (c *Control) PullImage(ctx context.Context, req skerry.PullRequest) (skerry
 	if err := skerry.ValidateImageName(field, req.Name); err != nil {
 		return skerry.Image{}, err
 	}
-	image, err := c.addImage(ctx, req.Name, req.Reference, bus.Command{Kind: bus.CommandPullImage, Pull: &req})
+	image, err := c.registerImage(ctx, req.Name, req.Reference, bus.Command{Kind: bus.CommandPullImage, Pull: &req})
 	if err != nil {
 		return skerry.Image{}, fmt.Errorf("pull image: %w", err)
 	}
@@ -52,7 +52,7 @@ func (c *Control) ImportImage(ctx context.Context, req skerry.ImportRequest) (sk
 	if source == skerry.ArchiveAuto {
 		source = "archive"
 	}
-	image, err := c.addImage(ctx, req.Name, source, bus.Command{Kind: bus.CommandImportImage, Import: &req})
+	image, err := c.registerImage(ctx, req.Name, source, bus.Command{Kind: bus.CommandImportImage, Import: &req})
 	if err != nil {
 		return skerry.Image{}, fmt.Errorf("import image: %w", err)
 	}
@@ -67,55 +67,80 @@ func (c *Control) BuildDefaultImage(ctx context.Context) (skerry.Image, error) {
 	if err == nil && image.Status != skerry.ImageFailed {
 		return image, nil
 	}
-	image, err = c.addImage(ctx, DefaultImageName, "packages of Debian 12", bus.Command{Kind: bus.CommandBuildDefault})
+	image, err = c.registerImage(ctx, DefaultImageName, "packages of Debian 12", bus.Command{Kind: bus.CommandBuildDefault})
 	if err != nil {
 		return skerry.Image{}, fmt.Errorf("build default image: %w", err)
 	}
 	return image, nil
 }
 
-// addImage records an image and the command to make it. A failed image that no
-// sandbox uses gives its name free.
-func (c *Control) addImage(ctx context.Context, name, source string, cmd bus.Command) (skerry.Image, error) {
+// registerImage records an image and has a runner make it.
+func (c *Control) registerImage(ctx context.Context, name, source string, cmd bus.Command) (skerry.Image, error) {
 	var image store.Image
 	err := c.update(ctx, func(t *txn) error {
-		earlier, err := t.ImageByName(ctx, name)
-		switch {
-		case err == nil && earlier.Status == skerry.ImageFailed:
-			err = deleteImage(ctx, t, earlier)
-		case err == nil:
-			err = skerry.Errorf(skerry.CodeConflict, "the name %q is in use by image %s, which is %s", name, earlier.ID, earlier.Status)
-		case errors.Is(err, store.ErrNotFound):
-			err = nil
-		}
-		if err != nil {
-			return err
-		}
 		runner, err := c.chooseRunner(ctx, t)
 		if err != nil {
 			return err
 		}
-		image = store.Image{
-			Image: skerry.Image{ID: skerry.NewImageID(), Name: name, Status: skerry.ImagePending, Source: source,
-				CreatedAt: t.now, UpdatedAt: t.now},
-			Runner: runner,
-		}
+		image = store.Image{Image: skerry.Image{ID: skerry.NewImageID(), Name: name, Source: source}, Runner: runner}
 		cmd.ImageID = image.ID
-		if image.Command, err = json.Marshal(cmd); err != nil {
-			return fmt.Errorf("encode command: %w", err)
-		}
-		if len(image.Command) > maxCommandBytes {
-			return skerry.Errorf(skerry.CodeTooLarge, "the request is %d bytes, at most %d are allowed", len(image.Command), maxCommandBytes)
-		}
-		if err := t.InsertImage(ctx, image); err != nil {
+		if err := t.addImage(ctx, &image, cmd); err != nil {
 			return err
 		}
 		return t.command(ctx, runner, cmd)
 	})
-	if errors.Is(err, store.ErrExists) {
-		err = skerry.Errorf(skerry.CodeConflict, "the name %q is in use", name)
-	}
 	return image.Image, err
+}
+
+// addImage writes a new image with the command to make it.
+func (t *txn) addImage(ctx context.Context, image *store.Image, cmd bus.Command) (err error) {
+	image.Status, image.CreatedAt, image.UpdatedAt = skerry.ImagePending, t.now, t.now
+	if image.Command, err = encodeCommand(cmd); err != nil {
+		return err
+	}
+	if err := t.freeName(ctx, image.Name); err != nil {
+		return err
+	}
+	if err := t.InsertImage(ctx, *image); err != nil {
+		return err
+	}
+	t.images = append(t.images, image.Image)
+	return t.logImage(ctx, image.Image, string(image.Status))
+}
+
+func encodeCommand(cmd bus.Command) ([]byte, error) {
+	text, err := json.Marshal(cmd)
+	if err != nil {
+		return nil, fmt.Errorf("encode command: %w", err)
+	}
+	if len(text) > maxCommandBytes {
+		return nil, skerry.Errorf(skerry.CodeTooLarge, "the request is %d bytes, at most %d are allowed", len(text), maxCommandBytes)
+	}
+	return text, nil
+}
+
+// freeName refuses a name that an image or a snapshot has. One that failed and
+// is not in use gives its name free.
+func (t *txn) freeName(ctx context.Context, name string) error {
+	image, err := t.ImageByName(ctx, name)
+	switch {
+	case err == nil && image.Status == skerry.ImageFailed:
+		if err := deleteImage(ctx, t, image); err != nil {
+			return err
+		}
+	case err == nil:
+		return skerry.Errorf(skerry.CodeConflict, "the name %q is in use by image %s, which is %s", name, image.ID, image.Status)
+	case !isNotFound(err):
+		return err
+	}
+	snapshot, err := t.SnapshotByName(ctx, name)
+	switch {
+	case err == nil && snapshot.Status == skerry.ImageFailed:
+		return t.deleteSnapshot(ctx, snapshot)
+	case err == nil:
+		return skerry.Errorf(skerry.CodeConflict, "the name %q is in use by snapshot %s, which is %s", name, snapshot.ID, snapshot.Status)
+	}
+	return ignoreNotFound(err)
 }
 
 // findImage finds an image by id or name.
@@ -238,11 +263,20 @@ func deleteImage(ctx context.Context, t *txn, image store.Image) error {
 	if n > 0 {
 		return skerry.Errorf(skerry.CodeConflict, "image %s is in use by %d sandboxes; delete them first", image.Name, n)
 	}
+	if n, err = t.CountSnapshotsOfImage(ctx, image.ID); err != nil {
+		return err
+	}
+	if n > 0 {
+		return skerry.Errorf(skerry.CodeConflict, "image %s is in use by %d snapshots; delete them first", image.Name, n)
+	}
 	if err := t.DeleteImage(ctx, image.ID); err != nil {
 		return err
 	}
 	image.Status, image.Error = skerry.ImageFailed, "deleted"
 	t.images = append(t.images, image.Image)
+	if err := t.logImage(ctx, image.Image, statusDeleted); err != nil {
+		return err
+	}
 	return t.command(ctx, image.Runner, bus.Command{Kind: bus.CommandDeleteImage, ImageID: image.ID})
 }
 
@@ -261,10 +295,15 @@ func (c *Control) imageEvent(ctx context.Context, t *txn, runner skerry.RunnerID
 		return nil // this one did not make it
 	case r.Deleted:
 		return missingImage(ctx, t, image)
+	case r.Push != nil:
+		return t.pushEvent(ctx, image, *r.Push)
 	case image.Status != skerry.ImagePending && image.Status != skerry.ImageBuilding:
 		return nil // is settled
 	}
-	return t.applyImage(ctx, image, r)
+	if err := t.applyImage(ctx, image, r); err != nil || !settled(r.Status) {
+		return err
+	}
+	return t.productSettled(ctx, image.SourceSandbox, string(image.ID))
 }
 
 // applyImage takes over the fields of a report on an image under way.
@@ -286,8 +325,15 @@ func (t *txn) applyImage(ctx context.Context, image store.Image, r bus.ImageRepo
 	case r.Status != skerry.ImageBuilding:
 		return nil
 	}
+	if settled(r.Status) {
+		t.expiresLater(&image)
+	}
+	changed := image.Status != r.Status
 	image.Status = r.Status
-	return t.putImage(ctx, image)
+	if err := t.putImage(ctx, image); err != nil || !changed {
+		return err
+	}
+	return t.logImage(ctx, image.Image, string(image.Status))
 }
 
 // wantsDefault reports whether the command asks to make the image the default
@@ -309,7 +355,31 @@ func (t *txn) putImage(ctx context.Context, image store.Image) error {
 func (t *txn) failImage(ctx context.Context, image store.Image, why string) error {
 	image.Status, image.Error, image.Progress, image.Command = skerry.ImageFailed, why, nil, nil
 	image.Default = false
+	failPush(&image, why)
+	t.expiresLater(&image)
+	if err := t.putImage(ctx, image); err != nil {
+		return err
+	}
+	return t.logImage(ctx, image.Image, string(image.Status))
+}
+
+// imageUsed has the idle window of an anonymous image begin again, as a sandbox
+// is created from it.
+func (t *txn) imageUsed(ctx context.Context, image store.Image) error {
+	if !image.Anonymous {
+		return nil
+	}
+	t.expiresLater(&image)
 	return t.putImage(ctx, image)
+}
+
+// imageUnused has the timers look at an image, one user of which is gone.
+func (t *txn) imageUnused(ctx context.Context, id skerry.ImageID) error {
+	image, err := t.Image(ctx, id)
+	if err == nil && image.ExpiresAt != nil {
+		t.wakeBy(*image.ExpiresAt)
+	}
+	return ignoreNotFound(err)
 }
 
 // missingImage settles an image that its runner does not have: one under way is
@@ -325,20 +395,33 @@ func missingImage(ctx context.Context, t *txn, image store.Image) error {
 	if err := json.Unmarshal(image.Command, &cmd); err != nil {
 		return t.failImage(ctx, image, "was interrupted")
 	}
+	if cmd.Kind == bus.CommandCapture {
+		return t.captureAgain(ctx, image, cmd)
+	}
 	return t.command(ctx, image.Runner, cmd)
 }
 
-// failUnfinishedImages fails those that a runner can no longer make.
+// failUnfinishedImages fails those that a runner can no longer make, and the
+// uploads of others.
 func failUnfinishedImages(ctx context.Context, t *txn, runner skerry.RunnerID, why string) error {
 	images, err := t.Images(ctx)
 	if err != nil {
 		return err
 	}
 	for _, i := range images {
-		if i.Runner == runner && (i.Status == skerry.ImagePending || i.Status == skerry.ImageBuilding) {
-			if err := t.failImage(ctx, i, why); err != nil {
-				return err
+		switch {
+		case i.Runner != runner:
+			continue
+		case !settled(i.Status):
+			err = t.failImage(ctx, i, why)
+		case pushing(i):
+			failPush(&i, why)
+			if err = t.putImage(ctx, i); err == nil {
+				err = t.logImage(ctx, i.Image, string(i.Status))
 			}
+		}
+		if err != nil {
+			return err
 		}
 	}
 	return nil

@@ -128,10 +128,12 @@ func (c *Control) publishJob(ctx context.Context, id skerry.SandboxID) (fault, e
 	if !waitsForRunner(s) {
 		return nil, nil // deleted or claimed
 	}
-	err = c.bus.PublishJob(ctx, bus.CreateJob{
-		SandboxID: s.ID, Name: s.Name, ImageID: image.ID, Digest: image.Digest, Config: image.Config, User: s.User, Env: s.Env,
-		Resources: s.Resources, Region: s.Region, Arch: s.Arch, Deadline: s.CreateDeadline,
-	})
+	job := jobOf(s, image)
+	if s.Runner == "" {
+		err = c.bus.PublishJob(ctx, job)
+	} else { // only that runner has what it is restored from
+		err = c.bus.PublishCommand(ctx, s.Runner, "", bus.Command{Kind: bus.CommandCreateSandbox, SandboxID: s.ID, Job: &job})
+	}
 	if errors.Is(err, bus.ErrTooLarge) {
 		return err, nil
 	}
@@ -167,6 +169,8 @@ func recordPublished(ctx context.Context, t *txn, p published) error {
 // recover prepares the work that an earlier run left. The outbox holds what it
 // did not publish. What it did publish is published once more, since a power
 // failure may have taken it from the message store; there it replaces itself.
+// Commands of operations are given again when the runners report, for which they
+// are asked.
 func (c *Control) recover(ctx context.Context) error {
 	if err := c.recoverRunners(ctx); err != nil {
 		return err
@@ -179,10 +183,11 @@ func (c *Control) recover(ctx context.Context) error {
 				return err
 			}
 			for _, s := range page.Items {
-				if s.Status == skerry.StatusPending {
-					err = t.AddOutbox(ctx, store.OutboxEntry{SandboxID: s.ID})
-				} else {
+				switch {
+				case s.Status == skerry.StatusDeleting:
 					err = t.deleteMachine(ctx, s.Runner, s.ID, s.Machine)
+				case s.ForkedFrom == "": // the copies of a fork are part of its command
+					err = t.queueJob(ctx, s.ID)
 				}
 				if err != nil {
 					return err

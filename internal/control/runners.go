@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"regexp"
 	"slices"
 	"sync"
@@ -182,111 +181,4 @@ func (c *Control) chooseRunner(ctx context.Context, r store.Reader) (skerry.Runn
 		return runners[i].ID, nil
 	}
 	return runners[0].ID, nil
-}
-
-// report compares what a runner has with what is recorded, and settles each
-// difference: by the runner's word on what it has, by giving up what it does
-// not have, by a command to remove what it should not have.
-func (c *Control) report(ctx context.Context, r bus.RunnerReport) error {
-	var current bool
-	err := c.updateLazily(ctx, func(t *txn) (err error) {
-		_, current, err = c.recordHeartbeat(ctx, t, r.Heartbeat)
-		if err != nil || !current {
-			return err
-		}
-		listed := map[skerry.SandboxID]bool{}
-		for _, m := range r.Machines {
-			mine, err := c.reportedMachine(ctx, t, r, m)
-			if err != nil {
-				return fmt.Errorf("machine %s: %w", m.MachineID, err)
-			}
-			if mine {
-				listed[m.SandboxID] = true
-			}
-		}
-		if err := c.unlistedSandboxes(ctx, t, r, listed); err != nil {
-			return err
-		}
-		return c.reportedImages(ctx, t, r)
-	})
-	if err != nil {
-		return fmt.Errorf("report of %s: %w", r.Runner.ID, err)
-	}
-	if current {
-		c.sawRunner(r.Heartbeat)
-	}
-	return nil
-}
-
-// reportedMachine returns true when the machine is the one its sandbox has.
-func (c *Control) reportedMachine(ctx context.Context, t *txn, r bus.RunnerReport, m bus.MachineReport) (mine bool, err error) {
-	if !m.SandboxID.Valid() || !m.MachineID.Valid() {
-		c.logger.Error("ignore malformed machine in a report", "runner_id", r.Runner.ID, "machine_id", m.MachineID)
-		return false, nil
-	}
-	s, err := t.Sandbox(ctx, m.SandboxID)
-	if err != nil && !errors.Is(err, store.ErrNotFound) {
-		return false, err
-	}
-	mine = err == nil && s.Runner == r.Runner.ID && s.Machine == m.MachineID
-	switch {
-	case m.Status == skerry.StatusDeleted:
-		return false, nil // as good as not listed
-	case !mine || s.Status == skerry.StatusDeleted || s.Status == skerry.StatusDeleting || s.Status == skerry.StatusLost:
-		c.logger.Warn("remove machine that should not be there", "runner_id", r.Runner.ID, "sandbox_id", m.SandboxID, "machine_id", m.MachineID)
-		return mine, t.deleteMachine(ctx, r.Runner.ID, m.SandboxID, m.MachineID)
-	}
-	_, err = c.applyStatus(ctx, t, &s, bus.Event{Status: m.Status, Reason: m.Reason})
-	return true, err
-}
-
-// unlistedSandboxes settles the sandboxes of a runner that it does not have.
-// Those claimed since its start may be on their way: their claim may have been
-// answered after the report was written.
-func (c *Control) unlistedSandboxes(ctx context.Context, t *txn, r bus.RunnerReport, listed map[skerry.SandboxID]bool) error {
-	sandboxes, err := t.SandboxesOnRunner(ctx, r.Runner.ID)
-	if err != nil {
-		return err
-	}
-	for _, s := range sandboxes {
-		switch {
-		case listed[s.ID]:
-		case s.RunnerEpoch < r.Epoch:
-			_, err = c.machineGone(ctx, t, &s, "its runner was restarted and does not have its machine")
-		case s.Status == skerry.StatusDeleting:
-			err = t.deleteMachine(ctx, r.Runner.ID, s.ID, s.Machine)
-		}
-		if err != nil {
-			return fmt.Errorf("sandbox %s: %w", s.ID, err)
-		}
-	}
-	return nil
-}
-
-// reportedImages compares the images of a runner with those it was told to make.
-func (c *Control) reportedImages(ctx context.Context, t *txn, r bus.RunnerReport) error {
-	reports := map[skerry.ImageID]bus.ImageReport{}
-	for _, i := range r.Images {
-		if !i.Deleted {
-			reports[i.ImageID] = i
-		}
-	}
-	for _, id := range slices.Sorted(maps.Keys(reports)) {
-		if err := c.imageEvent(ctx, t, r.Runner.ID, reports[id]); err != nil {
-			return err
-		}
-	}
-	images, err := t.Images(ctx)
-	if err != nil {
-		return err
-	}
-	for _, i := range images {
-		if _, listed := reports[i.ID]; listed || i.Runner != r.Runner.ID {
-			continue
-		}
-		if err := missingImage(ctx, t, i); err != nil {
-			return err
-		}
-	}
-	return nil
 }

@@ -44,14 +44,13 @@ func (c *Control) CreateSandbox(ctx context.Context, req skerry.SandboxRequest) 
 }
 
 func (c *Control) createSandbox(ctx context.Context, t *txn, req skerry.SandboxRequest) (skerry.Sandbox, bool, error) {
-	digest := argumentsDigest(req)
-	key := idempotencyKey(req)
-	earlier, err := findEarlier(ctx, t, key, req)
-	if err == nil {
-		return earlier.Sandbox, false, checkEarlier(earlier, digest)
+	who := identity{key: req.IdempotencyKey, digest: argumentsDigest(req)}
+	if req.NamedByCaller {
+		who.name = req.Name
 	}
-	if !errors.Is(err, store.ErrNotFound) {
-		return skerry.Sandbox{}, false, err
+	earlier, found, err := who.earlier(ctx, t)
+	if err != nil || found {
+		return earlier.Sandbox, false, err
 	}
 	image, err := imageForCreate(ctx, t, req.Image)
 	if err != nil {
@@ -62,11 +61,12 @@ func (c *Control) createSandbox(ctx context.Context, t *txn, req skerry.SandboxR
 	}
 	s := store.Sandbox{
 		Sandbox: skerry.Sandbox{
-			ID: skerry.NewSandboxID(), Name: req.Name, Status: skerry.StatusQueued, State: skerry.StatusQueued.State(),
+			ID: skerry.NewSandboxID(), Name: req.Name, Status: skerry.StatusQueued,
 			Image: req.Image, ImageID: image.ID, User: req.User, Env: maps.Clone(req.Env), Labels: maps.Clone(req.Labels), Resources: req.Resources,
-			CreatedAt: t.now, UpdatedAt: t.now, CreateDeadline: t.now.Add(req.CreateTimeout),
+			Persistent: req.Persistent, Spot: req.Spot, Lifecycle: skerry.Lifecycle{LifecyclePolicy: req.Policy},
+			CreateDeadline: t.now.Add(req.CreateTimeout),
 		},
-		Region: c.cfg.Region, Arch: c.cfg.Arch, IdempotencyKey: key, ArgsDigest: digest,
+		Region: c.cfg.Region, Arch: c.cfg.Arch, IdempotencyKey: who.storedKey(), ArgsDigest: who.digest,
 	}
 	if s.Image == "" {
 		s.Image = image.Name
@@ -74,6 +74,19 @@ func (c *Control) createSandbox(ctx context.Context, t *txn, req skerry.SandboxR
 	if s.User == "" {
 		s.User = image.Config.DefaultUser()
 	}
+	if err := t.addSandbox(ctx, &s); err != nil {
+		return skerry.Sandbox{}, false, err
+	}
+	if err := t.imageUsed(ctx, image); err != nil {
+		return skerry.Sandbox{}, false, err
+	}
+	return s.Sandbox, true, t.queueJob(ctx, s.ID)
+}
+
+// addSandbox writes a new sandbox, and sets what each one has.
+func (t *txn) addSandbox(ctx context.Context, s *store.Sandbox) error {
+	s.State, s.CreatedAt, s.UpdatedAt, s.Version = s.Status.State(), t.now, t.now, 1
+	s.Lifecycle.LastActivityAt = &t.now
 	if s.Name == "" {
 		s.Name = generateName()
 	}
@@ -84,58 +97,72 @@ func (c *Control) createSandbox(ctx context.Context, t *txn, req skerry.SandboxR
 		s.Env = map[string]string{}
 	}
 	s.Labels[skerry.NameLabel] = s.Name
-	if err := t.InsertSandbox(ctx, s); err != nil {
-		return skerry.Sandbox{}, false, err
+	schedule(s)
+	if err := t.InsertSandbox(ctx, *s); err != nil {
+		return err
 	}
-	if err := t.AddOutbox(ctx, store.OutboxEntry{SandboxID: s.ID}); err != nil {
-		return skerry.Sandbox{}, false, err
-	}
-	t.outbox = true
 	t.wakeBy(s.CreateDeadline)
 	t.sandboxes = append(t.sandboxes, s.Sandbox)
-	return s.Sandbox, true, nil
+	return t.logSandbox(ctx, skerry.EventSandboxStatus, s)
 }
 
-// idempotencyKey is the given key, or made of the name if that was given, or
-// "" ("Linux Sandboxes" page, parameter "idempotency_key").
-func idempotencyKey(req skerry.SandboxRequest) string {
+// queueJob has the create of a sandbox published.
+func (t *txn) queueJob(ctx context.Context, id skerry.SandboxID) error {
+	t.outbox = true
+	return t.AddOutbox(ctx, store.OutboxEntry{SandboxID: id})
+}
+
+// identity is what tells a create that is repeated: the key, or the name that
+// the caller gave ("Linux Sandboxes" page, parameter "idempotency_key"), and what
+// it asks for. Key and name can be "".
+type identity struct{ key, name, digest string }
+
+// storedKey is the given key, or made of the name if that was given, or "".
+func (i identity) storedKey() string {
 	switch {
-	case req.IdempotencyKey != "":
-		return "key:" + req.IdempotencyKey
-	case req.NamedByCaller:
-		return "name:" + req.Name
+	case i.key != "":
+		return "key:" + i.key
+	case i.name != "":
+		return "name:" + i.name
 	default:
 		return ""
 	}
 }
 
-// findEarlier returns the sandbox that is not deleted and has the key, or else
-// the name that the caller gave.
-func findEarlier(ctx context.Context, r store.Reader, key string, req skerry.SandboxRequest) (store.Sandbox, error) {
-	if key != "" {
-		if s, err := r.SandboxByKey(ctx, key); !errors.Is(err, store.ErrNotFound) {
+// earlier returns the sandbox that a create made before which this one repeats.
+// A sandbox that has the same key or name and is another, or is being deleted,
+// is an error of CodeConflict.
+func (i identity) earlier(ctx context.Context, r store.Reader) (s store.Sandbox, found bool, err error) {
+	s, err = i.find(ctx, r)
+	switch {
+	case isNotFound(err):
+		return s, false, nil
+	case err != nil:
+		return s, false, err
+	case s.ArgsDigest != i.digest:
+		return s, true, skerry.Errorf(skerry.CodeConflict, "sandbox %s (%s) was created with the same name or idempotency key and other arguments; delete it first", s.Name, s.ID)
+	case s.Status == skerry.StatusDeleting:
+		return s, true, skerry.Errorf(skerry.CodeConflict, "sandbox %s (%s) with the same name or idempotency key is being deleted; wait until it is deleted", s.Name, s.ID)
+	}
+	return s, true, nil
+}
+
+// find returns the sandbox that is not deleted and has the key, or else the
+// name.
+func (i identity) find(ctx context.Context, r store.Reader) (store.Sandbox, error) {
+	if key := i.storedKey(); key != "" {
+		if s, err := r.SandboxByKey(ctx, key); !isNotFound(err) {
 			return s, err
 		}
 	}
-	if !req.NamedByCaller {
+	if i.name == "" {
 		return store.Sandbox{}, store.ErrNotFound
 	}
-	s, err := r.SandboxByName(ctx, req.Name)
+	s, err := r.SandboxByName(ctx, i.name)
 	if err == nil && s.Status == skerry.StatusDeleted {
 		return store.Sandbox{}, store.ErrNotFound
 	}
 	return s, err
-}
-
-// checkEarlier refuses to take an earlier sandbox for what is asked for now.
-func checkEarlier(s store.Sandbox, digest string) error {
-	if s.ArgsDigest != digest {
-		return skerry.Errorf(skerry.CodeConflict, "sandbox %s (%s) was created with the same name or idempotency key and other arguments; delete it first", s.Name, s.ID)
-	}
-	if s.Status == skerry.StatusDeleting {
-		return skerry.Errorf(skerry.CodeConflict, "sandbox %s (%s) with the same name or idempotency key is being deleted; wait until it is deleted", s.Name, s.ID)
-	}
-	return nil
 }
 
 // argumentsDigest tells whether two creates ask for the same.
@@ -144,7 +171,11 @@ func argumentsDigest(req skerry.SandboxRequest) string {
 		req.Name = ""
 	}
 	req.IdempotencyKey = ""
-	text, err := json.Marshal(req) // maps are written in the order of their keys
+	return digestOf(req)
+}
+
+func digestOf(request any) string {
+	text, err := json.Marshal(request) // maps are written in the order of their keys
 	if err != nil {
 		panic("control: encode create: " + err.Error()) // holds only strings and finite numbers
 	}
@@ -199,12 +230,16 @@ func (c *Control) ListSandboxes(ctx context.Context, filter skerry.SandboxFilter
 
 // WaitSandbox returns the sandbox once it has one of the statuses, can no
 // longer reach any of them, or the time is over; the caller tells these apart
-// by the status. Errors: CodeNotFound, CodeUnavailable at Close.
+// by the status. If a stop, start, pause or resume is under way, the wait ends
+// with it, so that one that did not work is not waited for. Errors: CodeNotFound, CodeUnavailable at Close.
 func (c *Control) WaitSandbox(ctx context.Context, idOrName string, until []skerry.Status, timeout time.Duration) (skerry.Sandbox, error) {
+	var operation skerry.Action // that was under way at first
 	settled := func(s skerry.Sandbox) bool {
-		return slices.Contains(until, s.Status) || !slices.ContainsFunc(until, func(u skerry.Status) bool { return s.Status.CanReach(u, s.Persistent) })
+		return slices.Contains(until, s.Status) || changesStatus(operation) && s.Operation != operation ||
+			!slices.ContainsFunc(until, func(u skerry.Status) bool { return s.Status.CanReach(u, s.Persistent) })
 	}
 	s, err := c.Sandbox(ctx, idOrName)
+	operation = s.Operation
 	if err != nil || settled(s) || timeout <= 0 {
 		return s, err
 	}
@@ -253,12 +288,12 @@ func (c *Control) deleteSandbox(ctx context.Context, t *txn, s *store.Sandbox) e
 		return nil // is being deleted, or is deleted
 	}
 	end := skerry.StatusDeleted
-	if s.Runner != "" {
+	if s.Machine != "" {
 		if err := t.deleteMachine(ctx, s.Runner, s.ID, s.Machine); err != nil {
 			return err
 		}
 		runner, err := t.Runner(ctx, s.Runner)
-		if err != nil && !errors.Is(err, store.ErrNotFound) {
+		if err = ignoreNotFound(err); err != nil {
 			return err
 		}
 		if !runner.Gone {
@@ -272,6 +307,9 @@ func (c *Control) deleteSandbox(ctx context.Context, t *txn, s *store.Sandbox) e
 func (c *Control) end(ctx context.Context, t *txn, s *store.Sandbox, to skerry.Status) error {
 	if to == skerry.StatusDeleted {
 		t.wakeBy(t.now.Add(c.cfg.Retention))
+		if err := t.imageUnused(ctx, s.ImageID); err != nil {
+			return err
+		}
 	}
 	return t.move(ctx, s, to)
 }

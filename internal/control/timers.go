@@ -13,6 +13,9 @@ import (
 // timerRetry is the pause after an error of the store.
 const timerRetry = time.Second
 
+// lastWrite bounds what is written at the end of Run.
+const lastWrite = 5 * time.Second
+
 // runTimers does what is due and sleeps until the next is. What is due when
 // follows from the store alone, so a restart neither forgets nor repeats any.
 func (c *Control) runTimers(ctx context.Context) error {
@@ -27,13 +30,20 @@ func (c *Control) runTimers(ctx context.Context) error {
 		}
 		c.timers.sleep(ctx, next)
 	}
+	// What is not written yet is not lost with an orderly end.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastWrite)
+	defer cancel()
+	if _, err := c.writeActivityUntil(ctx, c.now()); err != nil {
+		c.logger.Error("timers", "err", err)
+	}
 	return nil
 }
 
 // fireTimers returns when it is to be called again at the latest.
 func (c *Control) fireTimers(ctx context.Context) (next time.Time, err error) {
 	next = c.now().Add(maxSleep)
-	for _, fire := range []func(context.Context) (time.Time, error){c.fireCreateDeadlines, c.prune, c.giveUpRunners} {
+	for _, fire := range []func(context.Context) (time.Time, error){
+		c.writeActivity, c.fireCreateDeadlines, c.fireDue, c.expireImages, c.prune, c.pruneEvents, c.giveUpRunners} {
 		at, err := fire(ctx)
 		if err != nil {
 			return time.Time{}, err
@@ -133,6 +143,10 @@ func (c *Control) giveUpRunner(ctx context.Context, id skerry.RunnerID) error {
 			return err
 		}
 		for _, s := range sandboxes {
+			// Read again: a copy may have failed with its source.
+			if s, err = t.Sandbox(ctx, s.ID); err != nil {
+				return err
+			}
 			switch {
 			case s.Status == skerry.StatusDeleting:
 				err = c.end(ctx, t, &s, skerry.StatusDeleted)
@@ -142,6 +156,9 @@ func (c *Control) giveUpRunner(ctx context.Context, id skerry.RunnerID) error {
 			if err != nil {
 				return err
 			}
+		}
+		if err := failUnfinishedSnapshots(ctx, t, id, why); err != nil {
+			return err
 		}
 		return failUnfinishedImages(ctx, t, id, why)
 	})

@@ -19,6 +19,8 @@ type txn struct {
 
 	sandboxes []skerry.Sandbox // each step of each change
 	images    []skerry.Image
+	snapshots []skerry.Snapshot
+	logged    bool      // events were added to the log
 	outbox    bool      // entries were added
 	alarm     time.Time // the timers must look again by then, or zero
 }
@@ -57,6 +59,12 @@ func (c *Control) commit(ctx context.Context, run func(context.Context, func(sto
 	for _, i := range t.images {
 		c.images.publish(i.ID, i)
 	}
+	for _, s := range t.snapshots {
+		c.snapshots.publish(s.ID, s)
+	}
+	if t.logged {
+		c.log.tell()
+	}
 	return nil
 }
 
@@ -75,29 +83,49 @@ func path(from, to skerry.Status, persistent bool) ([]skerry.Status, bool) {
 	if from.CanBecome(to, persistent) {
 		return []skerry.Status{to}, true
 	}
+	if to == skerry.StatusPaused && from.CanBecome(skerry.StatusPausing, persistent) {
+		return []skerry.Status{skerry.StatusPausing, skerry.StatusPaused}, true
+	}
 	if to == skerry.StatusDeleted && from.CanBecome(skerry.StatusDeleting, persistent) {
 		return []skerry.Status{skerry.StatusDeleting, skerry.StatusDeleted}, true
 	}
 	return nil, false
 }
 
-// move changes the status of s along a path, which must exist, and writes s.
+// move changes the status of s along a path, which must exist, ends its
+// operation if that is over with it, and writes s.
 func (t *txn) move(ctx context.Context, s *store.Sandbox, to skerry.Status) error {
 	steps, ok := path(s.Status, to, s.Persistent)
 	if !ok {
 		return fmt.Errorf("sandbox %s cannot become %s, it is %s", s.ID, to, s.Status)
 	}
+	if err := t.settleOperation(ctx, s, to); err != nil {
+		return err
+	}
 	s.UpdatedAt = t.now
 	for _, step := range steps {
-		s.Status, s.State = step, step.State()
-		switch step {
-		case skerry.StatusRunning:
-			started := t.now
-			s.StartedAt = &started
-		case skerry.StatusDeleted:
-			s.DeletedAt = t.now
-		}
+		enter(s, step, t.now)
 		t.sandboxes = append(t.sandboxes, s.Sandbox)
+		if err := t.logSandbox(ctx, skerry.EventSandboxStatus, s); err != nil {
+			return err
+		}
+	}
+	return t.write(ctx, s)
+}
+
+// put writes a change of s that is none of its status.
+func (t *txn) put(ctx context.Context, s *store.Sandbox) error {
+	s.UpdatedAt = t.now
+	schedule(s)
+	t.sandboxes = append(t.sandboxes, s.Sandbox)
+	return t.write(ctx, s)
+}
+
+// write writes s, with its timers set.
+func (t *txn) write(ctx context.Context, s *store.Sandbox) error {
+	schedule(s)
+	if !s.DueAt.IsZero() {
+		t.wakeBy(s.DueAt)
 	}
 	if err := t.UpdateSandbox(ctx, *s); err != nil {
 		return err
@@ -118,13 +146,22 @@ func (t *txn) command(ctx context.Context, runner skerry.RunnerID, cmd bus.Comma
 	if err != nil {
 		return fmt.Errorf("encode command: %w", err)
 	}
+	if len(payload) > bus.MaxMessageBytes {
+		return skerry.Errorf(skerry.CodeTooLarge, "the order to the runner is %d bytes, at most %d are allowed", len(payload), bus.MaxMessageBytes)
+	}
 	t.outbox = true
 	return t.AddOutbox(ctx, store.OutboxEntry{Runner: runner, Payload: payload})
 }
 
-// deleteMachine queues the removal of what a runner has of a sandbox.
+// deleteMachine queues the removal of all that a runner has of a sandbox.
 func (t *txn) deleteMachine(ctx context.Context, runner skerry.RunnerID, sandbox skerry.SandboxID, machine skerry.MachineID) error {
 	return t.command(ctx, runner, bus.Command{Kind: bus.CommandDeleteSandbox, SandboxID: sandbox, MachineID: machine})
+}
+
+// removeMachine queues the removal of a machine that its sandbox does not have
+// any more; the disk of a persistent sandbox stays.
+func (t *txn) removeMachine(ctx context.Context, runner skerry.RunnerID, sandbox skerry.SandboxID, machine skerry.MachineID) error {
+	return t.command(ctx, runner, bus.Command{Kind: bus.CommandRemoveMachine, SandboxID: sandbox, MachineID: machine})
 }
 
 // wakeBy makes the timers look again by t at the latest.
