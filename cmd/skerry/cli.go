@@ -61,7 +61,7 @@ func newRoot(c *cli) *cobra.Command {
 		return nil
 	}
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
-	root.AddCommand(runCommand(c), sandboxCommand(c), imageCommand(c), runnerCommand(c), configCommand(c), versionCommand(c), environmentTopic(), exitCodesTopic())
+	root.AddCommand(runCommand(c), sandboxCommand(c), imageCommand(c), snapshotCommand(c), eventsCommand(c), runnerCommand(c), configCommand(c), versionCommand(c), environmentTopic(), exitCodesTopic())
 	root.AddCommand(serverCommands(c)...)
 	markUsageErrors(root)
 	return root

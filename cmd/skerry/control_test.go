@@ -19,6 +19,8 @@ type control struct {
 	mu        sync.Mutex
 	sandboxes []skerry.Sandbox
 	images    []skerry.Image
+	snapshots []skerry.Snapshot
+	events    []skerry.Event
 	log       *os.File
 	toolbox   string // address
 }
@@ -57,12 +59,14 @@ func (c *control) CreateSandbox(_ context.Context, req skerry.SandboxRequest) (s
 	sb := skerry.Sandbox{
 		ID: skerry.NewSandboxID(), Name: req.Name, Image: "debian", ImageID: c.images[0].ID, Labels: req.Labels,
 		Env: req.Env, Resources: req.Resources, Status: skerry.StatusRunning, State: skerry.StatusRunning.State(), CreatedAt: time.Now(),
+		Persistent: req.Persistent, Spot: req.Spot, Lifecycle: lifecycleOf(req.Policy),
 	}
 	if req.Image == "broken" {
 		sb.Status, sb.State, sb.Reason = skerry.StatusFailed, skerry.StatusFailed.State(), "the kernel\npanicked"
 	}
 	c.sandboxes = append(c.sandboxes, sb)
 	c.log.WriteString("create " + sb.Name + "\n")
+	c.changed(sb)
 	return sb, true, nil
 }
 
@@ -105,6 +109,7 @@ func (c *control) DeleteSandbox(_ context.Context, id string) (skerry.Sandbox, e
 	}
 	sb.Status, sb.State = skerry.StatusDeleted, skerry.StatusDeleted.State()
 	c.log.WriteString("delete " + sb.Name + "\n")
+	c.changed(*sb)
 	return *sb, nil
 }
 

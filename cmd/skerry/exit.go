@@ -39,16 +39,17 @@ const exitCodesHelp = `skerry run and skerry sandbox exec exit with the code of 
   127  there is no such program
   128+n  signal n ended the program (137: KILL, also for want of memory)
 
-All other commands exit with
+All other commands exit with (of several errors, the first counts)
 
     0  done
     1  an error that none of the following fits
     2  wrong usage, or a request that breaks a rule
     3  no such object, or it is deleted
-    4  it clashes with the present state
+    4  it clashes with the present state; a wait: the sandbox is deleted, failed or lost,
+       or cannot reach the state any more
     5  no valid API key, or not permitted
     6  the server cannot be reached or cannot do it now: try again
-    7  a deadline passed
+    7  a deadline passed; a wait: the time is over
     8  no capacity, disk or quota left
   130  interrupted`
 
@@ -74,10 +75,7 @@ func (c *cli) exitCode(cmd *cobra.Command, err error) int {
 	if code, ok := isExit(err); ok {
 		return code
 	}
-	line := "skerry: " + oneLine(err.Error())
-	if id := client.RequestIDOf(err); id != "" {
-		line += " (request " + id + ")"
-	}
+	line := errorLine(err)
 	var usage usageError
 	// cobra has no types for these two.
 	isUsage := errors.As(err, &usage) || strings.HasPrefix(err.Error(), "unknown command") || strings.HasPrefix(err.Error(), "required flag(s)")
@@ -99,6 +97,18 @@ func (c *cli) exitCode(cmd *cobra.Command, err error) int {
 	}
 	return exitError1
 }
+
+// errorLine is the line that tells of an error.
+func errorLine(err error) string {
+	line := "skerry: " + oneLine(err.Error())
+	if id := client.RequestIDOf(err); id != "" {
+		line += " (request " + id + ")"
+	}
+	return line
+}
+
+// printError tells of an error that is not the last word.
+func (c *cli) printError(err error) { fmt.Fprintln(c.stderr, errorLine(err)) }
 
 // oneLine keeps an error on one line, and a terminal safe from what a server or
 // a sandbox put into it.

@@ -17,7 +17,7 @@ import (
 
 func imageCommand(c *cli) *cobra.Command {
 	cmd := &cobra.Command{Use: "image", Short: "Work with images"}
-	cmd.AddCommand(imagePull(c), imageImport(c), imageBuildDefault(c), imageList(c), imageGet(c), imageDelete(c))
+	cmd.AddCommand(imagePull(c), imageImport(c), imageBuildDefault(c), imageList(c), imageGet(c), imagePush(c), imageDelete(c))
 	return cmd
 }
 
@@ -56,22 +56,110 @@ func imagePull(c *cli) *cobra.Command {
 
 // pull starts a pull with the login that docker's configuration has.
 func pull(ctx context.Context, cl *client.Client, req skerry.PullRequest) (skerry.Image, error) {
-	ref, err := name.ParseReference(req.Reference)
+	var err error
+	if req.Auth, err = registryLogin(ctx, req.Reference); err != nil {
+		return skerry.Image{}, err
+	}
+	return cl.PullImage(ctx, req)
+}
+
+// registryLogin returns the login that docker's configuration has for the
+// registry of a reference, or nil.
+func registryLogin(ctx context.Context, reference string) (*skerry.RegistryAuth, error) {
+	ref, err := name.ParseReference(reference)
 	if err != nil {
-		return skerry.Image{}, usageError{err}
+		return nil, usageError{err}
 	}
 	auth, err := authn.Resolve(ctx, authn.DefaultKeychain, ref.Context())
 	if err != nil {
-		return skerry.Image{}, fmt.Errorf("find the login for %s: %w", ref.Context().RegistryStr(), err)
+		return nil, fmt.Errorf("find the login for %s: %w", ref.Context().RegistryStr(), err)
 	}
-	if auth != authn.Anonymous {
-		login, err := authn.Authorization(ctx, auth)
-		if err != nil {
-			return skerry.Image{}, fmt.Errorf("find the login for %s: %w", ref.Context().RegistryStr(), err)
-		}
-		req.Auth = &skerry.RegistryAuth{Username: login.Username, Password: login.Password, IdentityToken: login.IdentityToken, RegistryToken: login.RegistryToken}
+	if auth == authn.Anonymous {
+		return nil, nil
 	}
-	return cl.PullImage(ctx, req)
+	login, err := authn.Authorization(ctx, auth)
+	if err != nil {
+		return nil, fmt.Errorf("find the login for %s: %w", ref.Context().RegistryStr(), err)
+	}
+	return &skerry.RegistryAuth{Username: login.Username, Password: login.Password, IdentityToken: login.IdentityToken, RegistryToken: login.RegistryToken}, nil
+}
+
+func imagePush(c *cli) *cobra.Command {
+	var req skerry.PushRequest
+	var w waiting
+	cmd := &cobra.Command{
+		Use:     "push NAME REFERENCE",
+		Short:   "Push an image to a registry",
+		Long:    "Push an image to a registry and wait until it is there. A login that docker has stored for the registry is used.",
+		Example: `  skerry image push my-env registry.example.org/team/my-env:1`,
+		Args:    cobra.ExactArgs(2), ValidArgsFunction: c.completeImages,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			ctx := cmd.Context()
+			req.Reference = args[1]
+			var err error
+			if req.Auth, err = registryLogin(ctx, req.Reference); err != nil {
+				return err
+			}
+			cl, err := c.client()
+			if err != nil {
+				return err
+			}
+			img, err := cl.PushImage(ctx, args[0], req)
+			if err == nil && !w.no {
+				bar := c.newBar("pushing "+img.Name, 0)
+				img, err = cl.WaitPush(ctx, string(img.ID), w.limit(), bar.push)
+				bar.close()
+			}
+			if err != nil {
+				return err
+			}
+			return print(c, true, []skerry.Image{img}, pushHeader, pushRow)
+		},
+	}
+	f := cmd.Flags()
+	f.BoolVar(&req.PlainHTTP, "plain-http", false, "the registry has no TLS")
+	w.flags(f, 0)
+	return cmd
+}
+
+func sandboxCapture(c *cli) *cobra.Command {
+	var req skerry.CaptureRequest
+	var idle int
+	var w waiting
+	cmd := &cobra.Command{
+		Use:   "capture NAME",
+		Short: "Make an image of the files of a sandbox",
+		Long: `Make an image of the files of a sandbox, which runs on, and wait until new sandboxes
+can start from it. An image with a name stays until it is deleted; one without is
+deleted when no sandbox has been created from it for --idle-expiry-seconds.`,
+		Example: `  skerry sandbox capture work --name my-env
+  skerry sandbox create --image my-env`,
+		Args: cobra.ExactArgs(1), ValidArgsFunction: c.completeSandboxes,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if cmd.Flags().Changed("idle-expiry-seconds") {
+				req.IdleExpirySeconds = &idle
+			}
+			cl, err := c.client()
+			if err != nil {
+				return err
+			}
+			img, err := cl.CaptureImage(cmd.Context(), args[0], req)
+			if err == nil && !w.no {
+				clear := c.say("capturing " + args[0])
+				img, err = cl.WaitImage(cmd.Context(), string(img.ID), w.limit(), nil)
+				clear()
+			}
+			if err != nil {
+				return err
+			}
+			return print(c, true, []skerry.Image{img}, imageHeader, imageRow)
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&req.Name, "name", "", "name of the image; default none")
+	f.IntVar(&idle, "idle-expiry-seconds", -1, "for an image without a name: 1 to 604800 (7 days), or -1 for the maximum")
+	w.flags(f, operationTimeout)
+	return cmd
 }
 
 // ensureImage pulls an image unless it is registered.

@@ -69,7 +69,7 @@ func serve(t testing.TB, dir, guest string) string {
 	}
 	var h http.Handler = api.New(api.Config{
 		Logger: log, Authenticate: authenticate,
-		V2:      v2.New(v2.Config{Control: c, Logger: log, Version: "9.9.9", Region: "local", SpoolDir: spool}),
+		V2:      v2.New(v2.Config{Control: c, Logger: log, Version: "9.9.9", Region: "local", SpoolDir: spool, Policy: skerry.PolicyDefaults{MaxTimeoutSeconds: 7200}}),
 		Toolbox: gateway.New(gateway.Config{Dialer: c, Logger: log}),
 	})
 	srv := httptest.NewServer(h)

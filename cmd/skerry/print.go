@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"strings"
@@ -50,11 +51,18 @@ func print[T any](c *cli, single bool, items []T, header string, row func(T) []s
 	return c.printJSON(items)
 }
 
-const sandboxHeader = "ID\tNAME\tSTATUS\tIMAGE\tCPU\tMEMORY\tDISK\tAGE"
+const sandboxHeader = "ID\tNAME\tSTATUS\tPERSISTENT\tIMAGE\tCPU\tMEMORY\tDISK\tTIMEOUT\tIDLE TIMEOUT\tAGE"
 
 func sandboxRow(sb skerry.Sandbox) []string {
-	return []string{string(sb.ID), sb.Name, withReason(string(sb.Status), sb.Reason), sb.Image, fmt.Sprint(sb.Resources.CPU),
-		formatMiB(sb.Resources.MemoryMiB), formatMiB(sb.Resources.DiskMiB), formatAge(time.Since(sb.CreatedAt))}
+	status, persistent := withReason(string(sb.Status), sb.Reason), "no"
+	if sb.Operation != "" {
+		status = fmt.Sprintf("%s (%s)", status, sb.Operation)
+	}
+	if sb.Persistent {
+		persistent = "yes"
+	}
+	return []string{string(sb.ID), sb.Name, status, persistent, sb.Image, fmt.Sprint(sb.Resources.CPU),
+		formatMiB(sb.Resources.MemoryMiB), formatMiB(sb.Resources.DiskMiB), formatTimeout(sb.Lifecycle), formatIdleTimeout(sb.Lifecycle), formatAge(time.Since(sb.CreatedAt))}
 }
 
 // withReason puts the beginning of a reason beside a status; the whole is in the
@@ -70,17 +78,34 @@ func withReason(status, reason string) string {
 	return status + ": " + reason
 }
 
-const imageHeader = "ID\tNAME\tSTATUS\tPLATFORM\tSIZE\tLAYERS\tDEFAULT"
+const imageHeader = "ID\tNAME\tSTATUS\tPLATFORM\tSIZE\tLAYERS\tDEFAULT\tEXPIRES"
 
 func imageRow(img skerry.Image) []string {
-	status, isDefault, size := withReason(string(img.Status), img.Error), "", "-"
+	status, isDefault, size, expires := withReason(string(img.Status), img.Error), "", "-", "-"
 	if img.Status == skerry.ImageReady {
 		size = formatBytes(img.Bytes)
 	}
 	if img.Default {
 		isDefault = "yes"
 	}
-	return []string{string(img.ID), img.Name, status, img.Platform, size, fmt.Sprint(img.LayerCount), isDefault}
+	if img.ExpiresAt != nil {
+		expires = "in " + formatAge(max(0, time.Until(*img.ExpiresAt)))
+	}
+	return []string{string(img.ID), imageName(img), status, img.Platform, size, fmt.Sprint(img.LayerCount), isDefault, expires}
+}
+
+func imageName(img skerry.Image) string {
+	if img.Anonymous {
+		return "(anonymous)"
+	}
+	return img.Name
+}
+
+const pushHeader = "ID\tNAME\tREFERENCE\tSTATUS\tSIZE\tDIGEST"
+
+func pushRow(img skerry.Image) []string {
+	p := cmp.Or(img.Push, &skerry.PushProgress{})
+	return []string{string(img.ID), imageName(img), p.Reference, withReason(string(p.Status), p.Error), formatBytes(p.TotalBytes), p.Digest}
 }
 
 const runnerHeader = "ID\tHOST\tARCH\tONLINE\tACCELERATOR\tMACHINES\tCPUS\tMEMORY\tDISK FREE"

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"fmt"
 	"io"
 	"sync/atomic"
 
@@ -32,6 +33,16 @@ func (c *cli) newBar(name string, total int64) *bar {
 	return b
 }
 
+// say shows on a terminal's stderr what is being waited for, until clear is
+// called.
+func (c *cli) say(doing string) (clear func()) {
+	if !term.IsTerminal(int(c.stderr.Fd())) {
+		return func() {}
+	}
+	fmt.Fprintf(c.stderr, "\r%s…", oneLine(doing))
+	return func() { fmt.Fprint(c.stderr, "\r\x1b[K") } // to the end of the line, ECMA-48 EL
+}
+
 // reader counts what is read from r.
 func (b *bar) reader(r io.Reader) io.Reader {
 	if b == nil {
@@ -52,6 +63,15 @@ func (b *bar) image(img skerry.Image) {
 	b.phase.Store(oneLine(img.Progress.Phase))
 	b.bar.SetTotal(img.Progress.TotalBytes, false)
 	b.bar.SetCurrent(img.Progress.DoneBytes)
+}
+
+// push shows how far the push of an image has come.
+func (b *bar) push(img skerry.Image) {
+	if b == nil || img.Push == nil {
+		return
+	}
+	b.bar.SetTotal(img.Push.TotalBytes, false)
+	b.bar.SetCurrent(img.Push.DoneBytes)
 }
 
 // close removes the bar and gives the line back.

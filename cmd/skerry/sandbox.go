@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -15,7 +16,9 @@ import (
 
 func sandboxCommand(c *cli) *cobra.Command {
 	cmd := &cobra.Command{Use: "sandbox", Aliases: []string{"sb"}, Short: "Work with sandboxes"}
-	cmd.AddCommand(sandboxCreate(c), sandboxList(c), sandboxGet(c), sandboxExec(c), sandboxCopy(c), sandboxWait(c), sandboxDelete(c), sandboxConsole(c))
+	cmd.AddCommand(sandboxCreate(c), sandboxList(c), sandboxGet(c), sandboxExec(c), sandboxCopy(c), sandboxWait(c), sandboxDelete(c), sandboxConsole(c),
+		sandboxFork(c), sandboxCapture(c), sandboxSnapshot(c), sandboxPolicy(c), sandboxTouch(c), sandboxEvents(c))
+	cmd.AddCommand(operationCommands(c)...)
 	return cmd
 }
 
@@ -23,12 +26,14 @@ func sandboxCreate(c *cli) *cobra.Command {
 	var cr creation
 	var env []string
 	var user, key string
-	var noWait bool
+	var p policy
+	var persistent, spot, noWait bool
 	cmd := &cobra.Command{
 		Use:   "create [flags]",
 		Short: "Create a sandbox and wait until it runs",
 		Example: `  skerry sandbox create
-  skerry sandbox create --name work --image python:3.13 --cpu 2 --memory 4GiB --label team=research`,
+  skerry sandbox create --name work --image python:3.13 --cpu 2 --memory 4GiB --label team=research
+  skerry sandbox create --persistent --idle-expiry-seconds 3600 --on-idle-timeout stop`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ctx := cmd.Context()
@@ -39,7 +44,10 @@ func sandboxCreate(c *cli) *cobra.Command {
 			if req.Env, err = parseEnv(env); err != nil {
 				return err
 			}
-			req.User, req.IdempotencyKey = user, key
+			if req.LifecyclePolicy, err = p.request(cmd.Flags()); err != nil {
+				return err
+			}
+			req.User, req.IdempotencyKey, req.Persistent, req.Spot = user, key, persistent, spot
 			if noWait {
 				req.WaitSeconds = new(int)
 			}
@@ -69,6 +77,9 @@ func sandboxCreate(c *cli) *cobra.Command {
 	f.StringArrayVarP(&env, "env", "e", nil, "environment variable of all programs, KEY=value, or KEY to pass on ours")
 	f.StringVarP(&user, "user", "u", "", "default OS user; default the image's")
 	f.StringVar(&key, "idempotency-key", "", "a create that is repeated with the same key returns the same sandbox")
+	f.BoolVar(&persistent, "persistent", false, "keep the disk when the machine ends: it can be stopped, started, paused and forked")
+	f.BoolVar(&spot, "spot", false, "capacity that the operator can reclaim: it is then paused if persistent, else deleted")
+	p.flags(cmd)
 	f.BoolVar(&noWait, "no-wait", false, "return at once")
 	return cmd
 }
@@ -191,17 +202,20 @@ func signalName(s os.Signal) string {
 }
 
 func sandboxWait(c *cli) *cobra.Command {
-	var statuses []string
-	var timeout time.Duration
+	var names []string
+	timeout := seconds(client.DefaultWait)
 	cmd := &cobra.Command{
 		Use:   "wait NAME",
 		Short: "Wait until a sandbox has a status",
-		Long:  "Wait until a sandbox has one of the statuses. It fails when none can be reached any more (exit code 4) and when the time is over (7).",
+		Long: `Wait until a sandbox has one of the statuses or states. It fails when the sandbox is
+being deleted, deleted, failed or lost first, or can reach none of them any more
+(exit code 4), and when the time is over (7).`,
 		Example: `  skerry sandbox wait work
-  skerry sandbox wait work --for deleted --timeout 30s`,
+  skerry sandbox wait work --until started --until stopped --timeout 60
+  skerry sandbox wait work --until deleted --timeout 0`,
 		Args: cobra.ExactArgs(1), ValidArgsFunction: c.completeSandboxes,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			until, err := parseStatuses(statuses)
+			until, err := parseStatuses(names)
 			if err != nil {
 				return err
 			}
@@ -209,61 +223,69 @@ func sandboxWait(c *cli) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			sb, err := cl.WaitSandbox(cmd.Context(), args[0], timeout, until...)
+			clear := c.say("waiting for " + args[0])
+			sb, err := cl.WaitSandbox(cmd.Context(), args[0], time.Duration(timeout), until...)
+			clear()
 			if err != nil {
 				return err
 			}
 			return print(c, true, []skerry.Sandbox{sb}, sandboxHeader, sandboxRow)
 		},
 	}
-	cmd.Flags().StringSliceVar(&statuses, "for", []string{string(skerry.StatusRunning)}, "statuses to wait for")
-	cmd.Flags().DurationVar(&timeout, "timeout", time.Minute, "how long; 0 is without limit")
-	completeStatuses(cmd, "for")
+	cmd.Flags().StringSliceVar(&names, "until", []string{string(skerry.StatusRunning.State())}, "statuses or states to wait for; any of them will do")
+	cmd.Flags().Var(&timeout, "timeout", "how long; 0 is without limit")
+	completeStatuses(cmd, "until")
 	return cmd
 }
 
 func sandboxDelete(c *cli) *cobra.Command {
-	var noWait bool
-	var timeout time.Duration
+	var w waiting
 	cmd := &cobra.Command{
-		Use: "delete NAME…", Aliases: []string{"rm"}, Short: "Delete sandboxes, in any state", Args: cobra.MinimumNArgs(1), ValidArgsFunction: c.completeSandboxes,
+		Use: "delete NAME…", Aliases: []string{"rm"}, Short: "Delete sandboxes, in any state", Args: cobra.MinimumNArgs(1), ValidArgsFunction: c.completeSomeSandboxes,
 		RunE: func(cmd *cobra.Command, args []string) error {
+			ctx := cmd.Context()
 			cl, err := c.client()
 			if err != nil {
 				return err
 			}
-			for _, name := range args {
-				sb, err := cl.DeleteSandbox(cmd.Context(), name)
-				if err == nil && !noWait && sb.Status != skerry.StatusDeleted {
-					_, err = cl.WaitSandbox(cmd.Context(), string(sb.ID), timeout, skerry.StatusDeleted)
-				}
-				if err != nil {
-					return err
-				}
+			sandboxes, err := eachOf(c, args, func(name string) (skerry.Sandbox, error) { return cl.DeleteSandbox(ctx, name) })
+			if w.no {
+				return err
 			}
-			return nil
+			defer c.say("deleting " + strings.Join(args, ", "))()
+			_, err = thenEachOf(c, err, sandboxes, func(sb skerry.Sandbox) (skerry.Sandbox, error) {
+				return cl.WaitSandbox(ctx, string(sb.ID), w.limit(), skerry.StatusDeleted)
+			})
+			return err
 		},
 	}
-	cmd.Flags().BoolVar(&noWait, "no-wait", false, "return when the teardown has started")
-	cmd.Flags().DurationVar(&timeout, "timeout", time.Minute, "how long to wait for the end of the teardown")
+	w.flags(cmd.Flags(), client.DefaultWait)
 	return cmd
 }
 
+// parseStatuses reads names of statuses and states.
 func parseStatuses(names []string) ([]skerry.Status, error) {
 	var list []skerry.Status
 	for _, name := range names {
-		if !skerry.Status(name).Valid() {
-			return nil, usageError{fmt.Errorf("%q is not a status; they are %s", name, strings.Join(statusNames(), ", "))}
+		statuses := skerry.StatusesNamed(name)
+		if statuses == nil {
+			return nil, usageError{fmt.Errorf("%q is not a status or state; they are %s", name, strings.Join(statusNames(), ", "))}
 		}
-		list = append(list, skerry.Status(name))
+		list = append(list, statuses...)
 	}
 	return list, nil
 }
 
+// statusNames lists the names that parseStatuses takes.
 func statusNames() []string {
 	var names []string
 	for _, s := range skerry.Statuses() {
 		names = append(names, string(s))
+	}
+	for _, s := range skerry.Statuses() {
+		if state := string(s.State()); !slices.Contains(names, state) {
+			names = append(names, state)
+		}
 	}
 	return names
 }

@@ -83,9 +83,24 @@ func serverCommand(c *cli) *cobra.Command {
 	f.IntVar(&cfg.Parallel, "parallel", 0, "machines started at once (default the number of processors)")
 	f.Int64Var(&cfg.MemoryMiB, "memory-mib", 0, "memory that sandboxes can be guaranteed together (default all of the host's)")
 	f.StringSliceVar(&cfg.AllowEgress, "allow-egress", nil, "address prefixes that sandboxes may reach although they are closed by default (10.1.2.0/24)")
+	policyFlags(cmd, &cfg.Policy)
 	f.BoolVar(&cfg.ColdBoot, "cold-boot", false, "boot every sandbox instead of restoring a template, for comparison")
 	f.TextVar(&logLevel, "log-level", &logLevel, "debug, info, warn or error")
 	return cmd
+}
+
+// policyFlags binds what the operator says of timeouts.
+func policyFlags(cmd *cobra.Command, d *skerry.PolicyDefaults) {
+	f := cmd.Flags()
+	f.IntVar(&d.TimeoutSeconds, "default-timeout-seconds", 0, "timeout of sandboxes that are created without one; 0 is none")
+	f.StringVar((*string)(&d.OnTimeout), "default-timeout-action", string(skerry.ActionDelete), "what it does: delete, stop or pause; ephemeral sandboxes are deleted")
+	f.IntVar(&d.IdleExpirySeconds, "default-idle-seconds", 0, "idle timeout of sandboxes that are created without one, at least 60; 0 is none")
+	f.StringVar((*string)(&d.OnIdleTimeout), "default-idle-action", string(skerry.ActionDelete), "what it does: delete, stop or pause; ephemeral sandboxes are deleted")
+	f.BoolVar(&d.PlatformTimeout, "platform-timeout", false, "delete sandboxes without any timeout after 300 s; off because on a host of one's own nothing but the owner's work is lost by it")
+	f.IntVar(&d.MaxTimeoutSeconds, "max-timeout-seconds", skerry.MaxTimeoutSeconds, "longest timeout that can be asked for")
+	for _, flag := range []string{"default-timeout-action", "default-idle-action"} {
+		completeTimerActions(cmd, flag)
+	}
 }
 
 // logger writes JSON, and text where a person looks on.

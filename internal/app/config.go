@@ -3,6 +3,7 @@
 package app
 
 import (
+	"cmp"
 	"fmt"
 	"log/slog"
 	"net"
@@ -35,6 +36,7 @@ type Config struct {
 	AllowEgress     []string // prefixes opened although closed by default
 	MemoryMiB       int64    // guaranteed memory to give away; 0 is all of the host's
 	ColdBoot        bool     // boot every sandbox, for comparison and debugging
+	Policy          skerry.PolicyDefaults
 	ShimArgv        []string
 	Version         string // of this build
 	Logger          *slog.Logger
@@ -94,6 +96,9 @@ func (c *Config) validate() error {
 	default:
 		return skerry.Invalid("--accel", "enum", "auto, kvm, tcg", "is %q", c.Accel)
 	}
+	if err := validatePolicy(c.Policy); err != nil {
+		return err
+	}
 	if c.PoolSize < 0 {
 		return skerry.Invalid("--pool", "min", "0", "must not be negative, is %d", c.PoolSize)
 	}
@@ -103,6 +108,34 @@ func (c *Config) validate() error {
 	if c.MemoryMiB <= 0 {
 		if c.MemoryMiB, err = hostMemoryMiB(); err != nil {
 			return err
+		}
+	}
+	return nil
+}
+
+// validatePolicy checks the operator's defaults, so that no create can fail of
+// them.
+func validatePolicy(d skerry.PolicyDefaults) error {
+	limit := cmp.Or(d.MaxTimeoutSeconds, skerry.MaxTimeoutSeconds)
+	switch {
+	case d.MaxTimeoutSeconds < 0:
+		return skerry.Invalid("--max-timeout-seconds", "min", "1", "must be at least 1, is %d", d.MaxTimeoutSeconds)
+	case d.TimeoutSeconds < 0 || d.TimeoutSeconds > limit:
+		return skerry.Invalid("--default-timeout-seconds", "range", fmt.Sprintf("0 to %d", limit), "must be 0 to %d, is %d", limit, d.TimeoutSeconds)
+	case d.PlatformTimeout && limit < skerry.PlatformTimeoutSeconds:
+		return skerry.Invalid("--platform-timeout", "max", fmt.Sprint(limit), "is %d s, more than --max-timeout-seconds %d allows", skerry.PlatformTimeoutSeconds, limit)
+	case d.IdleExpirySeconds != 0 && (d.IdleExpirySeconds < skerry.MinIdleSeconds || d.IdleExpirySeconds > skerry.MaxIdleSeconds):
+		return skerry.Invalid("--default-idle-seconds", "range", fmt.Sprintf("0, or %d to %d", skerry.MinIdleSeconds, skerry.MaxIdleSeconds),
+			"must be 0 for none, or %d to %d, is %d", skerry.MinIdleSeconds, skerry.MaxIdleSeconds, d.IdleExpirySeconds)
+	}
+	for _, a := range []struct {
+		flag   string
+		action skerry.TimerAction
+	}{{"--default-timeout-action", d.OnTimeout}, {"--default-idle-action", d.OnIdleTimeout}} {
+		switch a.action {
+		case "", skerry.ActionDelete, skerry.ActionStop, skerry.ActionPause:
+		default:
+			return skerry.Invalid(a.flag, "one_of", "delete, stop, pause", "%q is not delete, stop or pause", string(a.action))
 		}
 	}
 	return nil

@@ -88,7 +88,7 @@ func (s *Server) open(ctx context.Context) error {
 		defer cancel()
 		return b.Close(ctx)
 	})
-	s.control = control.New(control.Config{Store: st, Bus: b, Region: region, Arch: runtime.GOARCH, Logger: s.log})
+	s.control = control.New(control.Config{Store: st, Bus: b, Region: region, Arch: runtime.GOARCH, Policy: s.cfg.Policy, Logger: s.log})
 	metrics := prometheus.NewRegistry()
 	metrics.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	if err := s.openRunner(b, metrics); err != nil {
@@ -158,8 +158,8 @@ func (s *Server) openAPI(ctx context.Context, metrics *prometheus.Registry) erro
 	}
 	s.handler = api.New(api.Config{
 		Logger: s.log, Authenticate: s.control.Authenticate, Hosts: s.cfg.Hosts,
-		V2:      v2.New(v2.Config{Control: s.control, Console: s.console, SpoolDir: spool, Region: region, Version: s.cfg.Version, Logger: s.log}),
-		Toolbox: gateway.New(gateway.Config{Dialer: toolboxDialer{s.runner, s.control}, Logger: s.log}),
+		V2:      v2.New(v2.Config{Control: s.control, Console: s.console, SpoolDir: spool, Region: region, Policy: s.cfg.Policy, Version: s.cfg.Version, Logger: s.log}),
+		Toolbox: gateway.New(gateway.Config{Dialer: toolboxDialer{s.runner, s.control}, Activity: s.control.Activity, Logger: s.log}),
 		Metrics: promhttp.HandlerFor(metrics, promhttp.HandlerOpts{}),
 	})
 	return nil
@@ -181,6 +181,7 @@ func (s *Server) Run(ctx context.Context) error {
 	// Requests outlive the signal to end for a while, streams are cut then.
 	requests, cut := context.WithCancel(context.WithoutCancel(ctx))
 	defer cut()
+	srv.RegisterOnShutdown(s.control.Close) // ends waits and event streams, which clients take up again
 	srv.BaseContext = func(net.Listener) context.Context { return requests }
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return s.control.Run(ctx) })

@@ -120,6 +120,8 @@ type EventReader interface {
 	// Events returns the events that the filter selects, oldest first.
 	// CodeInvalid: the limit is out of range.
 	Events(ctx context.Context, filter skerry.EventFilter) ([]skerry.Event, error)
+	// LastEventID returns the id of the newest event, 0 if there is none.
+	LastEventID(ctx context.Context) (int64, error)
 	// OldestEvent returns when the oldest event was.
 	OldestEvent(ctx context.Context) (time.Time, error)
 }

@@ -194,7 +194,7 @@ func TestOutputFormats(t *testing.T) {
 		{2, []string{"sandbox", "create", "--memory", "64"}},
 		{3, []string{"sandbox", "get", "nothing"}},
 		{4, []string{"sandbox", "create", "--name", name, "--cpu", "2", "--idempotency-key", "other"}},
-		{7, []string{"sandbox", "wait", name, "--for", "deleted", "--timeout", "1s"}},
+		{7, []string{"sandbox", "wait", name, "--until", "deleted", "--timeout", "1s"}},
 	} {
 		r := cli(t, tt.args...)
 		if r.code != tt.code || r.stdout != "" || strings.Count(r.stderr, "\n") != 1 {

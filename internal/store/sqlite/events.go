@@ -29,6 +29,11 @@ func (t *txn) Events(ctx context.Context, filter skerry.EventFilter) ([]skerry.E
 	return found, err
 }
 
+func (t *txn) LastEventID(ctx context.Context) (id int64, err error) {
+	err = t.tx.QueryRowContext(ctx, "SELECT coalesce(max(id), 0) FROM events").Scan(&id)
+	return id, one("events", err)
+}
+
 func (t *txn) OldestEvent(ctx context.Context) (at time.Time, err error) {
 	err = t.tx.QueryRowContext(ctx, "SELECT time FROM events ORDER BY time LIMIT 1").Scan(timeColumn{&at})
 	return at, one("events", err)
