@@ -76,7 +76,7 @@ func (q PolicyRequest) Resolve(d PolicyDefaults, persistent bool) (LifecyclePoli
 	if !persistent { // what the operator wants of persistent ones cannot be had here
 		p.OnTimeout, p.OnIdleTimeout = forEphemeral(p.OnTimeout), forEphemeral(p.OnIdleTimeout)
 	}
-	if q.IdleExpirySeconds != nil {
+	if q.IdleExpirySeconds != nil || p.IdleExpirySeconds == 0 {
 		p.OnIdleTimeout = "" // the default's action is not the caller's
 	}
 	return q.apply(p, d, persistent)

@@ -34,11 +34,11 @@ type saved struct {
 	Image       []machine.Extent `json:"image"` // paths are names in the directory
 	// TemplateRAM is the template that the next save of a machine restored
 	// from here compares its memory with, if it still exists.
-	TemplateRAM  string           `json:"template_ram,omitempty"`
-	ScratchBytes int64            `json:"scratch_bytes"`
-	Journal      bool             `json:"journal"` // the disk outlives a crash
-	MemoryBytes  int64            `json:"memory_bytes"`
-	StillMicros  int64            `json:"still_micros"`
+	TemplateRAM  string `json:"template_ram,omitempty"`
+	ScratchBytes int64  `json:"scratch_bytes"`
+	Journal      bool   `json:"journal"` // the disk outlives a crash
+	MemoryBytes  int64  `json:"memory_bytes"`
+	StillMicros  int64  `json:"still_micros"`
 }
 
 // errUnfit: the memory was saved by another hypervisor or on another processor.
