@@ -79,7 +79,7 @@ func (s *Store) ensureBlob(ctx context.Context, src source, blob v1.Descriptor, 
 	defer unlock()
 	dst := s.path(blobName(blob.Digest))
 	if fi, err := os.Stat(dst); err == nil && fi.Size() == blob.Size {
-		t.downloaded(blob.Size)
+		t.transferred(blob.Size)
 		return nil
 	}
 	select {
@@ -91,7 +91,7 @@ func (s *Store) ensureBlob(ctx context.Context, src source, blob v1.Descriptor, 
 	tmp := s.path(partialName(blob.Digest))
 	resumed, err := s.fetch(ctx, src, blob, tmp, t)
 	if errors.Is(err, errDigest) && resumed { // what was there before may be to blame
-		t.downloaded(-blob.Size)
+		t.transferred(-blob.Size)
 		_, err = s.fetch(ctx, src, blob, tmp, t)
 	}
 	if err != nil {
@@ -151,12 +151,12 @@ func (d *download) takeUp() error {
 		return d.restart()
 	}
 	d.have, err = io.Copy(d.hash, d.file)
-	d.track.downloaded(d.have)
+	d.track.transferred(d.have)
 	return err
 }
 
 func (d *download) restart() error {
-	d.track.downloaded(-d.have)
+	d.track.transferred(-d.have)
 	d.have = 0
 	d.hash.Reset()
 	if err := d.file.Truncate(0); err != nil {
@@ -202,7 +202,7 @@ func (d *download) Write(p []byte) (int, error) {
 	n, err := d.file.Write(p)
 	d.hash.Write(p[:n])
 	d.have += int64(n)
-	d.track.downloaded(int64(n))
+	d.track.transferred(int64(n))
 	return n, err
 }
 

@@ -33,7 +33,9 @@ func crashChild() {
 		return syscall.Kill(os.Getpid(), syscall.SIGKILL)
 	}
 	s, err := image.Open(storeOptions(dir, func(o *image.Options) { o.Converter = conv }))
-	if err == nil {
+	if base, ok := strings.CutPrefix(ref, "append:"); err == nil && ok {
+		_, err = s.Append(context.Background(), base, tarOf("new", randomText(200_000)), appendOptions, nil)
+	} else if err == nil {
 		_, err = s.Pull(context.Background(), skerry.PullRequest{Reference: ref, PlainHTTP: true}, nil)
 	}
 	if err == nil {

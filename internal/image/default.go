@@ -265,7 +265,7 @@ type countWriter struct {
 func (c *countWriter) Write(p []byte) (int, error) {
 	c.n += int64(len(p))
 	if c.track != nil {
-		c.track.downloaded(int64(len(p)))
+		c.track.transferred(int64(len(p)))
 	}
 	if c.w == nil {
 		return len(p), nil

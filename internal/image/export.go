@@ -30,11 +30,11 @@ var ociTypes = map[types.MediaType]types.MediaType{
 // in a layout, so its types are renamed, and its digest is another one. It
 // returns the digest of the manifest in the layout.
 func (s *Store) WriteLayout(ctx context.Context, digest, dir string) (string, error) {
-	rec, err := s.record(digest)
+	rec, unpin, err := s.pinImage(digest)
 	if err != nil {
 		return "", err
 	}
-	defer s.pin(rec.files()...)()
+	defer unpin()
 	out, err := s.writeLayout(ctx, rec, dir)
 	return out, fault(err, "export image %s", digest)
 }

@@ -6,6 +6,8 @@ import (
 	"os"
 	"strings"
 	"time"
+
+	"skerry.dev/skerry"
 )
 
 // Usage is what a store takes on disk, in bytes.
@@ -131,10 +133,32 @@ func (s *Store) removeUnusedLocked(names []string) error {
 	return nil
 }
 
+// removeUnused removes those of the named files that nothing needs now.
+func (s *Store) removeUnused(names []string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.removeUnusedLocked(names)
+}
+
 // pin keeps files from being swept until unpin is called.
 func (s *Store) pin(names ...string) (unpin func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	return s.pinLocked(names)
+}
+
+// pinImage returns an image's record with its files pinned. CodeNotFound: there
+// is none of this digest.
+func (s *Store) pinImage(digest string) (rec *record, unpin func(), err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if rec = s.images[digest]; rec == nil {
+		return nil, nil, skerry.Errorf(skerry.CodeNotFound, "no image %s", digest)
+	}
+	return rec, s.pinLocked(rec.files()), nil
+}
+
+func (s *Store) pinLocked(names []string) (unpin func()) {
 	for _, n := range names {
 		s.pins[n]++
 	}

@@ -13,6 +13,7 @@ const (
 	phaseBuilding    = "building"
 	phaseDownloading = "downloading"
 	phaseConverting  = "converting"
+	phaseUploading   = "uploading"
 )
 
 // reportEvery bounds how often a progress function is called within a phase.
@@ -43,8 +44,8 @@ func (t *tracker) enter(phase string, total int64) {
 	t.sendLocked()
 }
 
-// downloaded adds n bytes, or takes them back if they have to come again.
-func (t *tracker) downloaded(n int64) {
+// transferred adds n bytes, or takes them back if they have to come again.
+func (t *tracker) transferred(n int64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.now.DoneBytes += n

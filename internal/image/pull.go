@@ -6,6 +6,7 @@ import (
 
 	"github.com/google/go-containerregistry/pkg/name"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
 	"github.com/google/go-containerregistry/pkg/v1/types"
 
 	"skerry.dev/skerry"
@@ -37,7 +38,7 @@ func (s *Store) Pull(ctx context.Context, req skerry.PullRequest, progress func(
 }
 
 func (s *Store) pull(ctx context.Context, ref name.Reference, want v1.Platform, req *skerry.PullRequest, t *tracker) (Info, error) {
-	reg, err := s.connect(ctx, ref.Context(), req)
+	reg, err := s.connect(ctx, ref.Context(), req.Auth, req.PlainHTTP, ref.Scope(transport.PullScope))
 	if err != nil {
 		return Info{}, err
 	}

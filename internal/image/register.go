@@ -97,7 +97,7 @@ func (s *Store) layerFromBlob(ctx context.Context, src source, blob v1.Descripto
 		return file, key, errors.Join(err, dropErr)
 	}
 	s.opt.Log.Warn("stored blob was damaged, fetching it again", "digest", blob.Digest.String())
-	t.downloaded(-blob.Size)
+	t.transferred(-blob.Size)
 	if err := s.ensureBlob(ctx, src, blob, t); err != nil {
 		return file, key, err
 	}

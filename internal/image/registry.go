@@ -55,16 +55,17 @@ type registry struct {
 	stall  time.Duration
 }
 
-// connect logs in. The login is the request's, else the keychain's, else none.
-func (s *Store) connect(ctx context.Context, repo name.Repository, req *skerry.PullRequest) (*registry, error) {
-	auth, err := s.login(ctx, repo, req.Auth)
+// connect logs in, for what the scopes name. The login is the given one, else the
+// keychain's, else none.
+func (s *Store) connect(ctx context.Context, repo name.Repository, given *skerry.RegistryAuth, plainHTTP bool, scopes ...string) (*registry, error) {
+	auth, err := s.login(ctx, repo, given)
 	if err != nil {
 		return nil, err
 	}
-	base := &schemeGuard{inner: s.opt.Transport, plainHTTP: req.PlainHTTP}
+	base := &schemeGuard{inner: s.opt.Transport, plainHTTP: plainHTTP}
 	var rt http.RoundTripper
 	err = s.retry(ctx, func() (bool, error) {
-		rt, err = transport.NewWithContext(ctx, repo.Registry, auth, base, []string{repo.Scope(transport.PullScope)})
+		rt, err = transport.NewWithContext(ctx, repo.Registry, auth, base, scopes)
 		return false, asTransient(ctx, err)
 	})
 	if err != nil {
@@ -110,17 +111,26 @@ func (g *schemeGuard) RoundTrip(req *http.Request) (*http.Response, error) {
 }
 
 func (r *registry) get(ctx context.Context, kind, id string, header http.Header) (*http.Response, error) {
-	url := fmt.Sprintf("%s://%s/v2/%s/%s/%s", r.repo.Scheme(), r.repo.RegistryStr(), r.repo.RepositoryStr(), kind, id)
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, r.url(kind, id), nil)
 	if err != nil {
 		return nil, err
 	}
 	req.Header = header
+	return r.do(req, http.StatusOK, http.StatusPartialContent)
+}
+
+func (r *registry) url(kind, id string) string {
+	return fmt.Sprintf("%s://%s/v2/%s/%s/%s", r.repo.Scheme(), r.repo.RegistryStr(), r.repo.RepositoryStr(), kind, id)
+}
+
+// do sends a request. An answer with another status than those is an error.
+func (r *registry) do(req *http.Request, statuses ...int) (*http.Response, error) {
+	ctx := req.Context()
 	resp, err := r.client.Do(req)
 	if err != nil {
 		return nil, asTransient(ctx, err)
 	}
-	if err := transport.CheckError(resp, http.StatusOK, http.StatusPartialContent); err != nil {
+	if err := transport.CheckError(resp, statuses...); err != nil {
 		resp.Body.Close()
 		err = asTransient(ctx, err)
 		var again *transient

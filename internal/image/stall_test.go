@@ -10,6 +10,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
+
 	"skerry.dev/skerry"
 )
 
@@ -77,7 +79,7 @@ func TestRetryAfter(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer s.Close()
-	reg, err := s.connect(t.Context(), ref.Context(), &skerry.PullRequest{PlainHTTP: true, Auth: &skerry.RegistryAuth{}})
+	reg, err := s.connect(t.Context(), ref.Context(), &skerry.RegistryAuth{}, true, ref.Scope(transport.PullScope))
 	if err != nil {
 		t.Fatal(err)
 	}
