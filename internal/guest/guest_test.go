@@ -94,6 +94,8 @@ func TestSandbox(t *testing.T) {
 	t.Run("processes", func(t *testing.T) { testProcesses(t, vm) })
 	t.Run("dial", func(t *testing.T) { testDial(t, vm) })
 	t.Run("reconnect", func(t *testing.T) { testReconnect(t, vm) })
+	t.Run("link loss", func(t *testing.T) { testLinkLoss(t, vm) })
+	t.Run("freeze", func(t *testing.T) { testFreeze(t, vm) })
 	t.Run("out of memory", func(t *testing.T) { testOutOfMemory(t, vm) })
 	t.Run("fork bomb and shutdown", func(t *testing.T) { testForkBomb(t, vm) })
 }

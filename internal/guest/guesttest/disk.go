@@ -29,7 +29,18 @@ func (vm *VM) makeDisks(k *kernel.Kernel, o Options) guestapi.Boot {
 		boot.Layers = append(boot.Layers, i+2)
 	}
 	vm.joinPartitions(parts)
-	scratch := filepath.Join(vm.Dir, "scratch")
+	scratch := vm.Scratch()
+	if o.Scratch != "" {
+		info, err := os.Stat(o.Scratch)
+		if err != nil {
+			vm.t.Fatal(err)
+		}
+		vm.scratch = info.Size() / sector
+		if err := os.Symlink(o.Scratch, scratch); err != nil {
+			vm.t.Fatal(err)
+		}
+		return boot
+	}
 	if err := os.WriteFile(scratch, nil, 0o644); err != nil {
 		vm.t.Fatal(err)
 	}
@@ -95,17 +106,19 @@ func (vm *VM) joinPartitions(files []string) {
 	}
 }
 
-func (vm *VM) tool(name string, args ...string) {
+func (vm *VM) tool(name string, args ...string) (out string) {
 	vm.t.Helper()
 	for _, dir := range []string{"", "/usr/sbin/"} {
 		path, err := exec.LookPath(dir + name)
 		if err != nil {
 			continue
 		}
-		if out, err := exec.Command(path, args...).CombinedOutput(); err != nil {
+		out, err := exec.Command(path, args...).CombinedOutput()
+		if err != nil {
 			vm.t.Fatalf("%s: %v: %s", name, err, bytes.TrimSpace(out))
 		}
-		return
+		return string(out)
 	}
 	vm.t.Fatalf("%s is not installed; type: make setup", name)
+	return ""
 }

@@ -64,6 +64,8 @@ type Options struct {
 	Args      []string // more arguments of QEMU
 	Cmdline   string   // more kernel parameters
 	Template  bool     // the machine can be captured
+	// Scratch is the writable disk, which is used as it is; a new one if "".
+	Scratch string
 }
 
 // VM is a machine that said hello.
@@ -180,6 +182,9 @@ func (vm *VM) start(k *kernel.Kernel, cmdline string, more ...string) {
 // Dial makes a new link to the agent.
 func (vm *VM) Dial(ctx context.Context) {
 	vm.t.Helper()
+	if vm.Link != nil {
+		vm.Link.Close()
+	}
 	for {
 		conn, err := net.Dial("unix", vm.Socket())
 		if err == nil {
@@ -225,12 +230,31 @@ func (vm *VM) Activate(a guestapi.Activation) guestapi.Activated {
 	return out
 }
 
-// CheckScratch ends the machine and checks the file system it wrote.
-func (vm *VM) CheckScratch() {
-	vm.t.Helper()
+// Kill ends the machine as a crash of its host would, but for what QEMU has
+// handed to the kernel.
+func (vm *VM) Kill() {
 	_ = vm.qemu.Process.Kill()
 	<-vm.exited
-	vm.tool("e2fsck", "-fn", filepath.Join(vm.Dir, "scratch"))
+}
+
+// Scratch is the path of the writable disk.
+func (vm *VM) Scratch() string { return filepath.Join(vm.Dir, "scratch") }
+
+// CheckScratch ends the machine and checks the file system it wrote: that is
+// clean, and needs no journal to be.
+func (vm *VM) CheckScratch() {
+	vm.t.Helper()
+	vm.Kill()
+	vm.CheckDisk()
+}
+
+// CheckDisk checks the writable disk as it is now.
+func (vm *VM) CheckDisk() {
+	vm.t.Helper()
+	vm.tool("e2fsck", "-fn", vm.Scratch())
+	if out := vm.tool("dumpe2fs", "-h", vm.Scratch()); strings.Contains(out, "needs_recovery") || !strings.Contains(out, "clean\n") {
+		vm.t.Errorf("the writable disk needs its journal:\n%s", out)
+	}
 }
 
 // Run runs a program in the machine by the test agent.

@@ -30,31 +30,48 @@ func (vm *VM) Capture(ctx context.Context) *Template {
 	}
 	vm.Link.Close()
 	vm.Link = nil
-	q := vm.qmp(ctx)
-	defer q.conn.Close()
 	// The guest needs a moment to see that the host is gone.
 	time.Sleep(250 * time.Millisecond)
+	return vm.CaptureLive(ctx)
+}
+
+// CaptureLive captures and ends a machine in the middle of whatever it does, its
+// link and the streams on it included.
+func (vm *VM) CaptureLive(ctx context.Context) *Template {
+	vm.t.Helper()
+	q := vm.qmp(ctx)
+	defer q.conn.Close()
 	q.run("stop", nil)
 	q.run("migrate-set-capabilities", ignoreShared)
 	q.run("migrate", map[string]any{"uri": "exec:cat > " + filepath.Join(vm.Dir, "state")})
 	q.migrated(ctx)
-	_ = vm.qemu.Process.Kill()
-	<-vm.exited
+	vm.Kill()
 	return &Template{vm: vm, o: vm.options}
 }
 
 // Restore starts a clone of the captured machine. Its agent is not dialed yet,
 // see VM.Dial.
 func (tpl *Template) Restore(ctx context.Context, start func()) *VM {
+	tpl.vm.t.Helper()
+	return tpl.RestoreOn(ctx, tpl.vm.Scratch(), start)
+}
+
+// RestoreOn is Restore with a copy of another writable disk, which the captured
+// machine has not opened.
+func (tpl *Template) RestoreOn(ctx context.Context, scratch string, start func()) *VM {
 	t := tpl.vm.t
 	t.Helper()
-	vm := &VM{t: t, Dir: t.TempDir(), exited: make(chan struct{}), scratch: tpl.vm.scratch, options: tpl.o}
+	info, err := os.Stat(scratch)
+	if err != nil {
+		t.Fatal(err)
+	}
+	vm := &VM{t: t, Dir: t.TempDir(), exited: make(chan struct{}), scratch: info.Size() / sector, options: tpl.o}
 	for _, name := range []string{"image", "initramfs", "ram", "state"} {
 		if err := os.Symlink(filepath.Join(tpl.vm.Dir, name), filepath.Join(vm.Dir, name)); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if out, err := exec.Command("cp", "--sparse=always", filepath.Join(tpl.vm.Dir, "scratch"), vm.Dir).CombinedOutput(); err != nil {
+	if out, err := exec.Command("cp", "--sparse=always", scratch, vm.Scratch()).CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
 	vm.start(Kernel(t), "", "-incoming", "defer")
@@ -63,6 +80,9 @@ func (tpl *Template) Restore(ctx context.Context, start func()) *VM {
 	q.run("migrate-set-capabilities", ignoreShared)
 	q.run("migrate-incoming", map[string]any{"uri": "exec:cat " + filepath.Join(vm.Dir, "state")})
 	q.migrated(ctx)
+	if vm.scratch != tpl.vm.scratch {
+		q.run("block_resize", map[string]any{"device": "scratch", "size": info.Size()})
+	}
 	start()
 	q.run("cont", nil)
 	return vm

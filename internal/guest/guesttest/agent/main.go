@@ -1,5 +1,5 @@
-// Agent is the guest agent with a toolbox that can only run a program and
-// return what it printed: enough to look at the system from inside.
+// Agent is the guest agent for tests: with a simple way to run a program and
+// read what it printed, and others to look at the agent from inside.
 package main
 
 import (
@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"net/http"
 	"os"
+	"runtime/pprof"
 	"sync/atomic"
 	"time"
 
@@ -21,32 +22,48 @@ import (
 
 func main() {
 	log := slog.New(slog.NewTextHandler(os.Stderr, nil))
-	guest.Main(context.Background(), "test", func(s toolbox.Spawner, _ *slog.Logger) control.Toolbox {
-		return &probe{spawner: s}
+	guest.Main(context.Background(), "test", func(s toolbox.Spawner, log *slog.Logger) control.Toolbox {
+		return newProbe(toolbox.Config{Spawner: s, Logger: log, Version: "test"})
 	}, log)
 }
 
+// probe is the real toolbox, with means to look at the agent beside it.
 type probe struct {
-	spawner toolbox.Spawner
+	*toolbox.Server
+	config  toolbox.Config
 	running atomic.Int64
 }
 
-func (p *probe) Activate(guestapi.Activation) (user, home string, err error) {
-	return "root", "/root", nil
+func newProbe(c toolbox.Config) *probe { return &probe{Server: toolbox.New(c), config: c} }
+
+func (p *probe) Activate(a guestapi.Activation) (user, home string, err error) {
+	got, err := p.Server.Activate(toolbox.Defaults{User: a.User, WorkingDir: a.WorkingDir, ImageEnv: a.ImageEnv, Env: a.Env})
+	return got.User, got.Home, err
 }
 
+// Stage implements control.Toolbox.
+func (p *probe) Stage() control.Toolbox { return newProbe(p.config) }
+
+// Activity implements control.Toolbox.
 func (p *probe) Activity() (running int, lastEnd time.Time) {
-	return int(p.running.Load()), time.Time{}
+	running, lastEnd = p.Server.Activity()
+	return running + int(p.running.Load()), lastEnd
 }
-
-func (p *probe) SetEnvironment(map[string]string) error { return nil }
-
-func (p *probe) Close(context.Context, time.Duration) error { return nil }
 
 func (p *probe) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	if r.URL.Path == "/panic" {
+	switch r.URL.Path {
+	case "/panic":
 		go panic("asked to")
+	case "/goroutines":
+		_ = pprof.Lookup("goroutine").WriteTo(w, 1)
+	case "/run":
+		p.serveRun(w, r)
+	default:
+		p.Server.ServeHTTP(w, r)
 	}
+}
+
+func (p *probe) serveRun(w http.ResponseWriter, r *http.Request) {
 	var req run.Request
 	if err := json.NewDecoder(r.Body).Decode(&req); err != nil {
 		http.Error(w, err.Error(), http.StatusBadRequest)
@@ -73,7 +90,7 @@ func (p *probe) run(req run.Request) (run.Result, error) {
 	}
 	defer out.Close()
 	defer in.Close()
-	child, err := p.spawner.Start(&toolbox.Spec{
+	child, err := p.config.Spawner.Start(&toolbox.Spec{
 		ID: req.ID, Path: req.Argv[0], Argv: req.Argv, Env: req.Env, Dir: "/",
 		UID: req.UID, GID: req.UID, Files: [3]*os.File{null, in, in},
 	})
@@ -92,6 +109,3 @@ func (p *probe) run(req run.Request) (run.Result, error) {
 		OOMKilled: status.OOMKilled, Empty: child.Empty(),
 	}, err
 }
-
-// Stage implements control.Toolbox.
-func (p *probe) Stage() control.Toolbox { return p }

@@ -54,8 +54,28 @@ func run(name string, args []string) error {
 		return stat(args)
 	case "write":
 		return os.WriteFile(args[0], []byte(args[1]), 0o644)
+	case "env":
+		for _, variable := range os.Environ() {
+			fmt.Println(variable)
+		}
 	case "facts":
 		return facts()
+	case "waiting":
+		return waiting(args[0])
+	case "tick":
+		return tick()
+	case "count":
+		return count(args[0], args[1])
+	case "swallow":
+		return swallow(args[0])
+	case "fill":
+		return fill(args[0], args[1])
+	case "sum":
+		return sum(args[0])
+	case "save":
+		return save(args[0], args[1])
+	case "loop":
+		return loop(args[0])
 	case "nproc":
 		fmt.Println(runtime.NumCPU())
 	case "orphans":
