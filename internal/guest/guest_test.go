@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -91,6 +92,7 @@ func TestSandbox(t *testing.T) {
 
 	t.Run("identity", func(t *testing.T) { testIdentity(t, vm, a) })
 	t.Run("system", func(t *testing.T) { testSystem(t, vm) })
+	t.Run("timer slack", func(t *testing.T) { testTimerSlack(t, vm) })
 	t.Run("processes", func(t *testing.T) { testProcesses(t, vm) })
 	t.Run("dial", func(t *testing.T) { testDial(t, vm) })
 	t.Run("reconnect", func(t *testing.T) { testReconnect(t, vm) })
@@ -181,6 +183,26 @@ func testSystem(t *testing.T, vm *guesttest.VM) {
 	}
 	if got := vm.Output("cat", "/sys/fs/cgroup/memory.max"); got != fmt.Sprintln((320-320/64-96)<<20) {
 		t.Errorf("memory.max = %q", got)
+	}
+}
+
+// testTimerSlack checks that the agent's monitor thread is late, and that no
+// process of the sandbox is.
+func testTimerSlack(t *testing.T, vm *guesttest.VM) {
+	if got, want := vm.Output("cat", "/proc/self/timerslack_ns"), "50000\n"; got != want {
+		t.Errorf("timer slack of a process = %q, want %q", got, want)
+	}
+	var tids []int
+	for name := range strings.FieldsSeq(vm.Output("ls", "/proc/1/task")) {
+		tid, err := strconv.Atoi(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		tids = append(tids, tid)
+	}
+	slices.Sort(tids)
+	if got, want := vm.Output("cat", fmt.Sprintf("/proc/%d/timerslack_ns", tids[1])), "4000000\n"; got != want {
+		t.Errorf("timer slack of the monitor of the agent's threads %d = %q, want %q", tids, got, want)
 	}
 }
 

@@ -47,6 +47,7 @@ func Boot(ctx context.Context, log *slog.Logger) (*System, error) {
 		run  func(context.Context) error
 	}{
 		{"mount kernel file systems", s.mountKernel},
+		{"calm the runtime", s.calmMonitor},
 		{"read command line", s.readCommandLine},
 		{"load modules", s.loadModules},
 		{"make control groups", s.makeGroups},

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"runtime"
 	"sync"
 	"syscall"
 
@@ -78,10 +79,19 @@ func (r *Reaper) deliver(pid int, status syscall.WaitStatus) {
 	}
 }
 
+// timerSlack is the kernel's default, in nanoseconds. A child has the slack of
+// the thread that forks it, and one of ours has another (see package pid1).
+const timerSlack = 50_000
+
 // start starts a program. The channel gets its one status.
 func (r *Reaper) start(path string, argv []string, attr *syscall.ProcAttr) (int, <-chan syscall.WaitStatus, error) {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	if err := unix.Prctl(unix.PR_SET_TIMERSLACK, timerSlack, 0, 0, 0); err != nil {
+		return 0, nil, os.NewSyscallError("prctl", err)
+	}
 	// When execve fails, ForkExec itself waits for its child; the lock keeps
 	// the number from being reaped and reused meanwhile.
 	pid, err := syscall.ForkExec(path, argv, attr)
