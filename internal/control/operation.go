@@ -27,8 +27,9 @@ func (c *Control) StopSandbox(ctx context.Context, idOrName string) (skerry.Sand
 	return c.operate(ctx, idOrName, skerry.Stop, func(t *txn, s *store.Sandbox) error { return c.beginStop(ctx, t, s) })
 }
 
-// StartSandbox starts a stopped sandbox, or resumes a paused one. It returns
-// with the sandbox booting; if that does not work, it is again what it was, with
+// StartSandbox starts a stopped sandbox, or resumes a paused one; one whose
+// memory does not fit its host any more boots from its disk. It returns with the
+// sandbox booting; if that does not work, it is again what it was, with
 // a reason. Errors: as StopSandbox.
 func (c *Control) StartSandbox(ctx context.Context, idOrName string) (skerry.Sandbox, error) {
 	return c.operate(ctx, idOrName, skerry.Start, func(t *txn, s *store.Sandbox) error { return c.beginStart(ctx, t, s, skerry.Start) })
@@ -143,7 +144,7 @@ func command(ctx context.Context, r store.Reader, s store.Sandbox) (cmd bus.Comm
 		if err != nil {
 			return cmd, false, err
 		}
-		cmd.Job = &job
+		cmd.Job, cmd.Boot = &job, s.Operation == skerry.Start
 	case skerry.Fork:
 		cmd.Kind = bus.CommandFork
 		if cmd.Jobs, err = forkJobs(ctx, r, s); err != nil || len(cmd.Jobs) == 0 {

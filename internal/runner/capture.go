@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"time"
 
 	"skerry.dev/skerry"
 	"skerry.dev/skerry/internal/bus"
@@ -47,7 +48,7 @@ func (r *Runner) captureImage(ctx context.Context, c bus.Command, progress func(
 		_, err := disk.WriteUpperLayer(ctx, w, scratch, disk.Limits{})
 		return err
 	}
-	return r.cfg.Images.Append(ctx, c.Capture.BaseDigest, layer, image.AppendOptions{Comment: c.Capture.Comment}, progress)
+	return r.cfg.Images.Append(ctx, c.Capture.BaseDigest, layer, image.AppendOptions{Source: "sandbox " + string(c.SandboxID), Created: time.Now().UTC(), CreatedBy: "skerry sandbox capture", Comment: c.Capture.Comment}, progress)
 }
 
 // copyForCapture copies the disk of a running sandbox at one instant, or of a
