@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -81,7 +82,11 @@ func (d *imageDisks) compose(img *image.Image, key string, g Guest) (*openDisk, 
 	for _, l := range img.Layers {
 		layers = append(layers, l.Path)
 	}
-	c, err := disk.ComposeImage(dir, layers, g.PlatformPath)
+	platform := filepath.Join(dir, platformFile)
+	if err := keepLink(g.PlatformPath, platform); err != nil {
+		return nil, err
+	}
+	c, err := disk.ComposeImage(dir, layers, platform)
 	if err != nil {
 		return nil, fmt.Errorf("image disk: %w", err)
 	}
@@ -90,6 +95,41 @@ func (d *imageDisks) compose(img *image.Image, key string, g Guest) (*openDisk, 
 		o.extents = append(o.extents, machine.Extent(e))
 	}
 	return o, nil
+}
+
+// platformFile is a hard link to the platform's file in the directory of an
+// image's disk: machines that run, and those that are saved, outlive an upgrade
+// of the guest's software, which takes the file itself away.
+const platformFile = "platform.erofs"
+
+func keepLink(from, to string) error {
+	if err := os.Link(from, to); err != nil && !errors.Is(err, fs.ErrExist) {
+		return fmt.Errorf("keep platform: %w", err)
+	}
+	return nil
+}
+
+// sweep removes the disks that neither this guest's software nor a machine uses:
+// what earlier versions of the software have left.
+func (d *imageDisks) sweep(g Guest, used map[string]bool) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	entries, err := os.ReadDir(d.dir)
+	if err != nil {
+		return err
+	}
+	current := map[string]bool{}
+	for _, info := range d.images.List() {
+		current[diskKey(info.Digest, g)] = true
+	}
+	for _, e := range entries {
+		if dir := filepath.Join(d.dir, e.Name()); !current[e.Name()] && !used[dir] && d.disks[e.Name()] == nil {
+			if err := os.RemoveAll(dir); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 // drop closes an image so that it can be deleted. Machines that run keep its

@@ -209,6 +209,26 @@ func (t *templates) store(key TemplateKey, from, dir string) error {
 	return os.Rename(tmp, dir)
 }
 
+// sweepDisks removes what earlier versions of the guest's software have left of
+// images' disks, except what machines still run from.
+func (r *Runner) sweepDisks(g Guest) error {
+	specs, err := filepath.Glob(filepath.Join(r.cfg.Dir, "machines", "*", shim.SpecFile))
+	if err != nil {
+		return err
+	}
+	used := map[string]bool{}
+	for _, path := range specs {
+		spec, err := shim.ReadSpec(filepath.Dir(path))
+		if err != nil {
+			continue // is being made, with the present software
+		}
+		for _, e := range spec.Image {
+			used[filepath.Dir(e.Path)] = true
+		}
+	}
+	return r.disks.sweep(g, used)
+}
+
 // sweep removes templates that no create can use any more: of another kernel,
 // agent or hypervisor, of deleted images, and half-made ones. While kernel or
 // hypervisor are missing, nothing can be told and nothing is removed.
@@ -217,6 +237,9 @@ func (t *templates) sweep(ctx context.Context) error {
 	if err != nil {
 		t.r.log.Warn("the host is not ready to run sandboxes", "err", err)
 		return nil
+	}
+	if err := t.r.sweepDisks(prep.Guest); err != nil {
+		return fmt.Errorf("remove old disks: %w", err)
 	}
 	digests := map[string]bool{}
 	for _, info := range t.r.cfg.Images.List() {

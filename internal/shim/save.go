@@ -142,13 +142,20 @@ func (s *shim) beginCopy(ctx context.Context, path string) (machine.DiskCopy, er
 	if err != nil {
 		return nil, fmt.Errorf("copy disk: %w", err)
 	}
-	defer f.Close() // the copy has its own
 	disk, err := s.machine.CopyScratch(ctx, f)
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("copy disk: %w", err), os.Remove(path))
+		return nil, errors.Join(fmt.Errorf("copy disk: %w", err), f.Close(), os.Remove(path))
 	}
-	return disk, nil
+	return diskCopy{disk, f}, nil
 }
+
+// diskCopy is a copy that has its file to close.
+type diskCopy struct {
+	machine.DiskCopy
+	file *os.File
+}
+
+func (c diskCopy) Close() error { return errors.Join(c.DiskCopy.Close(), c.file.Close()) }
 
 func freeze(ctx context.Context, link *guestapi.Link, in guestapi.Freeze) error {
 	ctx, cancel := context.WithTimeout(ctx, freezeTimeout)
