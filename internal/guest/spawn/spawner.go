@@ -4,9 +4,10 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"sync"
 	"syscall"
+
+	"golang.org/x/sys/unix"
 
 	"skerry.dev/skerry/internal/guest/toolbox/process"
 )
@@ -59,16 +60,16 @@ func (s *Spawner) takeGroup() (string, error) {
 		return dir, nil
 	}
 	s.made++
-	dir := filepath.Join(s.dir, fmt.Sprintf("prc_%d", s.made))
+	dir := fmt.Sprintf("%s/prc_%d", s.dir, s.made)
 	return dir, os.Mkdir(dir, 0o755)
 }
 
 func (s *Spawner) start(spec *process.Spec, dir string) (int, <-chan syscall.WaitStatus, error) {
-	fd, err := os.Open(dir)
+	fd, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return 0, nil, fmt.Errorf("open control group: %w", err)
 	}
-	defer fd.Close()
+	defer unix.Close(fd)
 	attr := &syscall.ProcAttr{
 		Dir: spec.Dir,
 		Env: spec.Env,
@@ -78,7 +79,7 @@ func (s *Spawner) start(spec *process.Spec, dir string) (int, <-chan syscall.Wai
 			Ctty:        0,
 			Credential:  &syscall.Credential{Uid: spec.UID, Gid: spec.GID, Groups: spec.Groups},
 			UseCgroupFD: true,
-			CgroupFD:    int(fd.Fd()),
+			CgroupFD:    fd,
 		},
 	}
 	for _, f := range spec.Files {

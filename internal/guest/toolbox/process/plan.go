@@ -130,9 +130,6 @@ func workingDir(d *Defaults, user account.User, cwd string) (string, error) {
 	dir := d.WorkingDir
 	if dir == "" {
 		dir = user.Home
-		if cwd == "" && checkDir(dir) != nil {
-			return "/", nil
-		}
 	}
 	if filepath.IsAbs(cwd) {
 		dir = filepath.Clean(cwd)
@@ -140,6 +137,9 @@ func workingDir(d *Defaults, user account.User, cwd string) (string, error) {
 		dir = filepath.Join("/", dir, cwd)
 	}
 	if err := checkDir(dir); err != nil {
+		if cwd == "" && d.WorkingDir == "" {
+			return "/", nil
+		}
 		return "", refuse(skerry.ToolboxInvalidCwd, "cwd %s: %v", dir, err)
 	}
 	return dir, nil

@@ -96,7 +96,7 @@ func newPipe(p *plan, childReads bool) (child, parent *os.File, err error) {
 	if childReads {
 		ours, theirs = fd[1], fd[0]
 	}
-	if err := unix.SetNonblock(ours, true); err != nil {
+	if _, err := unix.FcntlInt(uintptr(ours), unix.F_SETFL, unix.O_NONBLOCK); err != nil { // a new pipe has no other flags
 		unix.Close(ours)
 		unix.Close(theirs)
 		return nil, nil, os.NewSyscallError("fcntl", err)
