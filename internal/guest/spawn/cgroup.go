@@ -99,7 +99,7 @@ func (g group) count(name, key string) int {
 	return 0
 }
 
-// read returns a file that fits into a page. It is read for each process, so
+// read returns a file of a few short lines. It is read for each process, so
 // without os.File, which makes nine system calls of these three: the kernel lets
 // these files be polled.
 func (g group) read(name string) (string, error) {
@@ -108,7 +108,7 @@ func (g group) read(name string) (string, error) {
 		return "", err
 	}
 	defer unix.Close(fd)
-	var buf [512]byte
+	var buf [256]byte
 	n, err := unix.Read(fd, buf[:])
 	return string(buf[:max(n, 0)]), err
 }

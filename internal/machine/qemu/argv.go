@@ -139,13 +139,16 @@ func (l layout) diskArgs() []string {
 	)
 }
 
+// networkArgs are the network interface. After a restore the guest would tell
+// its network where it is now, five times; there is no switch to learn it.
 func (l layout) networkArgs() []string {
+	device := "virtio-net-pci,guest_announce=off,mac=" + l.mac + ",romfile="
 	if l.netFD == noFD {
-		return []string{"-device", "virtio-net-pci,mac=" + l.mac + ",romfile="}
+		return []string{"-device", device}
 	}
 	return []string{
 		"-netdev", fmt.Sprintf("stream,id=net,server=off,addr.type=fd,addr.str=%d", l.netFD),
-		"-device", "virtio-net-pci,netdev=net,mac=" + l.mac + ",romfile=",
+		"-device", device + ",netdev=net",
 	}
 }
 
