@@ -76,8 +76,12 @@ func (q PolicyRequest) Resolve(d PolicyDefaults, persistent bool) (LifecyclePoli
 	if !persistent { // what the operator wants of persistent ones cannot be had here
 		p.OnTimeout, p.OnIdleTimeout = forEphemeral(p.OnTimeout), forEphemeral(p.OnIdleTimeout)
 	}
+	// A default's action belongs to the default, not to what the caller sets.
+	if q.TimeoutSeconds != nil {
+		p.OnTimeout = ""
+	}
 	if q.IdleExpirySeconds != nil || p.IdleExpirySeconds == 0 {
-		p.OnIdleTimeout = "" // the default's action is not the caller's
+		p.OnIdleTimeout = ""
 	}
 	return q.apply(p, d, persistent)
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -14,24 +15,20 @@ import (
 type operation struct {
 	name, doing, short, long string
 	begin                    func(*client.Client, context.Context, string) (skerry.Sandbox, error)
-	// ends lists the statuses that are its success.
-	ends func(skerry.Sandbox) []skerry.Status
+	wait                     func(ctx context.Context, cl *client.Client, sb skerry.Sandbox, timeout time.Duration) (skerry.Sandbox, error)
 }
 
 func operationCommands(c *cli) []*cobra.Command {
-	always := func(s skerry.Status) func(skerry.Sandbox) []skerry.Status {
-		return func(skerry.Sandbox) []skerry.Status { return []skerry.Status{s} }
-	}
 	var commands []*cobra.Command
 	for _, op := range []operation{
 		{"stop", "stopping", "Stop persistent sandboxes: files are kept", "Stop running persistent sandboxes. Programs end, files are kept.",
-			(*client.Client).StopSandbox, always(skerry.StatusStopped)},
+			(*client.Client).StopSandbox, waitFor(skerry.StatusStopped)},
 		{"start", "starting", "Start stopped or paused sandboxes", "Start persistent sandboxes: a stopped one boots with its files, a paused one goes on where it was.",
-			(*client.Client).StartSandbox, always(skerry.StatusRunning)},
+			(*client.Client).StartSandbox, waitFor(skerry.StatusRunning)},
 		{"pause", "pausing", "Pause persistent sandboxes: memory and programs are kept", "Pause running persistent sandboxes. Memory and programs are kept along with the files, and need no memory of the host.",
-			(*client.Client).PauseSandbox, always(skerry.StatusPaused)},
+			(*client.Client).PauseSandbox, waitFor(skerry.StatusPaused)},
 		{"resume", "resuming", "Resume paused sandboxes", "Let paused sandboxes go on where they were.",
-			(*client.Client).ResumeSandbox, always(skerry.StatusRunning)},
+			(*client.Client).ResumeSandbox, waitFor(skerry.StatusRunning)},
 		{"reclaim", "reclaiming", "Take the capacity of spot sandboxes back", "Take the capacity of spot sandboxes back, at once: persistent ones are paused, others deleted.",
 			(*client.Client).ReclaimSandbox, reclaimed},
 	} {
@@ -40,13 +37,20 @@ func operationCommands(c *cli) []*cobra.Command {
 	return commands
 }
 
-// reclaimed is what a spot sandbox is in the end. One that is stopped has
-// nothing to give back and stays so.
-func reclaimed(sb skerry.Sandbox) []skerry.Status {
-	if sb.Persistent {
-		return []skerry.Status{skerry.StatusPaused, skerry.StatusStopped}
+// waitFor waits for the end of an operation that leads to a status.
+func waitFor(end skerry.Status) func(context.Context, *client.Client, skerry.Sandbox, time.Duration) (skerry.Sandbox, error) {
+	return func(ctx context.Context, cl *client.Client, sb skerry.Sandbox, timeout time.Duration) (skerry.Sandbox, error) {
+		return cl.WaitOperation(ctx, string(sb.ID), timeout, end)
 	}
-	return []skerry.Status{skerry.StatusDeleted}
+}
+
+// reclaimed waits until a spot sandbox has no capacity any more. A persistent one
+// is paused as soon as it can be; one that does not run has none.
+func reclaimed(ctx context.Context, cl *client.Client, sb skerry.Sandbox, timeout time.Duration) (skerry.Sandbox, error) {
+	if sb.Persistent {
+		return cl.WaitSandbox(ctx, string(sb.ID), timeout, skerry.StatusPaused, skerry.StatusStopped, skerry.StatusFailed, skerry.StatusLost)
+	}
+	return cl.WaitSandbox(ctx, string(sb.ID), timeout, skerry.StatusDeleted)
 }
 
 func operationCommand(c *cli, op operation) *cobra.Command {
@@ -65,7 +69,7 @@ func operationCommand(c *cli, op operation) *cobra.Command {
 			if !w.no {
 				clear := c.say(op.doing + " " + strings.Join(args, ", "))
 				sandboxes, err = thenEachOf(c, err, sandboxes, func(sb skerry.Sandbox) (skerry.Sandbox, error) {
-					return cl.WaitOperation(ctx, string(sb.ID), w.limit(), op.ends(sb)...)
+					return op.wait(ctx, cl, sb, w.limit())
 				})
 				clear()
 			}

@@ -13,6 +13,7 @@ func TestPolicyFlags(t *testing.T) {
 		flag string // that is refused
 	}{
 		{skerry.PolicyDefaults{}, ""},
+		{skerry.PolicyDefaults{OnTimeout: "delete", OnIdleTimeout: "delete", MaxTimeoutSeconds: 86400}, ""}, // of a server without flags
 		{skerry.PolicyDefaults{TimeoutSeconds: 86400, OnTimeout: "stop", IdleExpirySeconds: 60, OnIdleTimeout: "pause", PlatformTimeout: true}, ""},
 		{skerry.PolicyDefaults{MaxTimeoutSeconds: 1 << 30, TimeoutSeconds: 1 << 30}, ""},
 		{skerry.PolicyDefaults{MaxTimeoutSeconds: -1}, "--max-timeout-seconds"},
