@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"path/filepath"
+	"slices"
 
 	"skerry.dev/skerry"
 	"skerry.dev/skerry/internal/bus"
@@ -18,6 +19,7 @@ type post struct {
 	runner *fakeRunner
 	orders []order
 	events []bus.Event
+	cutOff bool // what is published arrives, but whoever did so is told otherwise
 }
 
 // order is a job or a command.
@@ -27,19 +29,16 @@ type order struct {
 	command *bus.Command
 }
 
-func (p *post) add(o order) {
-	for i := range p.orders {
-		if p.orders[i].subject == o.subject {
-			p.orders[i] = o
-			return
-		}
+func (p *post) add(o order) error {
+	p.orders = append(slices.DeleteFunc(p.orders, func(q order) bool { return q.subject == o.subject }), o)
+	if p.cutOff {
+		return errCrash
 	}
-	p.orders = append(p.orders, o)
+	return nil
 }
 
 func (p *post) PublishJob(_ context.Context, j bus.CreateJob) error {
-	p.add(order{"job " + string(j.SandboxID), &j, nil})
-	return nil
+	return p.add(order{"job " + string(j.SandboxID), &j, nil})
 }
 
 func (p *post) PublishCommand(_ context.Context, _ skerry.RunnerID, _ string, c bus.Command) error {
@@ -47,8 +46,7 @@ func (p *post) PublishCommand(_ context.Context, _ skerry.RunnerID, _ string, c 
 	if object == "" {
 		object = string(c.SandboxID) + string(c.ImageID) + string(c.SnapshotID)
 	}
-	p.add(order{c.Kind + " " + object, nil, &c})
-	return nil
+	return p.add(order{c.Kind + " " + object, nil, &c})
 }
 
 func (p *post) PublishEvent(_ context.Context, e bus.Event) error {
