@@ -33,6 +33,9 @@ type fakeRunner struct {
 	use func(skerry.SandboxID) (busy bool, last time.Time)
 	// twice has it say everything twice.
 	twice bool
+	// crash, if set, is asked before and after each thing it says; an error
+	// ends what it is doing there.
+	crash func() error
 
 	mu sync.Mutex // held while it handles a message that changes what it has
 }
@@ -86,11 +89,21 @@ func (r *fakeRunner) say(ctx context.Context, e bus.Event) error {
 	if e.Status != "" && !r.does(string(e.Status)) || e.Operation != "" && !r.does("end of "+string(e.Operation)) {
 		return nil
 	}
+	if err := r.crashes(); err != nil {
+		return err
+	}
 	err := r.bus.PublishEvent(ctx, e)
 	if r.twice {
 		err = errors.Join(err, r.bus.PublishEvent(ctx, e))
 	}
-	return err
+	return errors.Join(err, r.crashes())
+}
+
+func (r *fakeRunner) crashes() error {
+	if r.crash == nil {
+		return nil
+	}
+	return r.crash()
 }
 
 // sandbox says the status of a machine.
