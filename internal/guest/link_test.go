@@ -69,7 +69,9 @@ func testLinkLoss(t *testing.T, vm *guesttest.VM) {
 	const lines = 40_000
 	want := numbers(lines)
 	agent := func(path string) string {
-		resp, err := vm.HTTPClient(guestapi.StreamToolbox).Get("http://guest" + path)
+		client := vm.HTTPClient(guestapi.StreamToolbox)
+		defer client.CloseIdleConnections()
+		resp, err := client.Get("http://guest" + path)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -138,7 +140,7 @@ func testLinkLoss(t *testing.T, vm *guesttest.VM) {
 	}
 	round(0)
 	goroutines, files := use()
-	for i := range 3 {
+	for i := range 20 {
 		round(i + 1)
 	}
 	eventually(t, "what served lost links to end", func() (string, bool) {

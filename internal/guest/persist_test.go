@@ -22,6 +22,7 @@ func TestPersist(t *testing.T) {
 	vm.Activate(a)
 	vm.StartProcess("sleep")
 	vm.Output("loop", "/tmp/device")
+	vm.Output("loop", "/var/lib/docker/device") // on the disk itself
 	vm.Output("fill", "/big", "50")
 	sum := vm.Output("sum", "/big")
 	// Once more, and right before the end.

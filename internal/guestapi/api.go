@@ -25,7 +25,7 @@ import "time"
 
 // Version is raised whenever the agent's behaviour changes in a way that the
 // host must know of.
-const Version = 1
+const Version = 2
 
 // PortName is the name of the virtio-serial port.
 const PortName = "org.skerry.agent"
@@ -104,7 +104,8 @@ type Activation struct {
 	ScratchSectors int64 `json:"scratch_sectors,omitempty"`
 }
 
-// Freeze asks for a standstill. It is answered when that is reached.
+// Freeze asks for a standstill. It is answered when that is reached; after an
+// error nothing is frozen. What is started meanwhile waits for the thaw.
 type Freeze struct {
 	// Processes stops all of the user's processes, so that none runs before a
 	// restored copy has its own randomness, clock and names.
@@ -112,7 +113,7 @@ type Freeze struct {
 	// Disk writes all that is dirty to the writable disk and holds back writes
 	// (FIFREEZE, ioctl_fs(2)): the disk is then consistent without its
 	// journal. It is thawed by the agent itself after DiskMillis, should the
-	// host not do it.
+	// host not do it: at most 10 minutes, 5 seconds if 0.
 	Disk       bool  `json:"disk,omitempty"`
 	DiskMillis int64 `json:"disk_millis,omitempty"`
 }
@@ -150,7 +151,9 @@ type Tuning struct {
 	MemoryMiB int64 `json:"memory_mib"`
 }
 
-// Shutdown asks for an orderly end.
+// Shutdown asks for an orderly end. It is answered, at most twice the grace and
+// half a minute later, when the disk is clean; an error may also tell of
+// processes that could not be ended.
 type Shutdown struct {
 	GraceMillis int64 `json:"grace_millis"` // between TERM and KILL of the user's processes
 }

@@ -414,3 +414,66 @@ func TestHostileGuest(t *testing.T) {
 		})
 	}
 }
+
+// TestLinkLost: a handler can tell a client that left from a link that is down,
+// and a connection into the guest does not outlive the link.
+func TestLinkLost(t *testing.T) {
+	lost := make(chan bool, 1)
+	ctx, cancel := context.WithCancel(context.Background())
+	port := newFakePort()
+	done := make(chan error, 1)
+	go func() {
+		done <- Serve(ctx, port, func(ctx context.Context, kind byte, stream net.Conn) {
+			if kind == StreamDial {
+				_ = ServeDial(ctx, stream)
+				return
+			}
+			defer stream.Close()
+			_, _ = io.Copy(io.Discard, stream)
+			lost <- LinkLost(WithStream(context.Background(), stream))
+		})
+	}()
+	defer func() { cancel(); <-done }()
+	if LinkLost(ctx) {
+		t.Error("a context without a stream has lost its link")
+	}
+
+	link := dial(t, port, nil)
+	open := func() net.Conn {
+		stream, err := link.Open(t.Context(), StreamToolbox)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return stream
+	}
+	stream := open()
+	stream.Close()
+	if <-lost {
+		t.Error("a client's leaving is a lost link")
+	}
+	open()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	if _, err := link.DialGuest(t.Context(), "tcp", listener.Addr().String()); err != nil {
+		t.Fatal(err)
+	}
+	server, err := listener.Accept() // waits for its peer, which will not come back
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer server.Close()
+	link.Close()
+	if !<-lost {
+		t.Error("a lost link is a client's leaving")
+	}
+	if _, err := server.Read(make([]byte, 1)); err == nil {
+		t.Error("the connection has data")
+	}
+	// It is closed both ways: what is written comes back as a reset.
+	for err == nil {
+		_, err = server.Write(make([]byte, 1<<10))
+	}
+}

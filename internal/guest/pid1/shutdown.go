@@ -40,15 +40,13 @@ func (s *System) closeScratch() error {
 	if err := unix.Syncfs(s.scratchFD); err != nil {
 		return fmt.Errorf("sync: %w", err)
 	}
-	// The root's mount only refers to the disk's, which is what counts.
-	rootErr := remountReadOnly("/")
 	err := s.remountScratch()
 	if errors.Is(err, unix.EBUSY) {
-		// Something of the kernel's still has a file open, as a loop device or
-		// swap space. Frozen it is as clean.
+		// The kernel itself has a file open, for a loop device or as swap space.
+		// Frozen the disk is as clean.
 		return s.freezeScratch()
 	}
-	return errors.Join(rootErr, err)
+	return err
 }
 
 // syncAll writes what is dirty on all file systems, also those that the user
@@ -100,18 +98,15 @@ func waitEmpty(ctx context.Context, limit time.Duration) bool {
 	return err == nil
 }
 
-func remountReadOnly(path string) error {
-	if err := unix.Mount("", path, "", unix.MS_REMOUNT|unix.MS_RDONLY, ""); err != nil {
-		return fmt.Errorf("remount %s read-only: %w", path, err)
-	}
-	return nil
-}
-
-// remountScratch makes the writable disk itself read-only, so that its journal
-// is empty. Its mount is outside the sandbox's root.
+// remountScratch makes the writable disk read-only, so that its journal is
+// empty. Its mount is outside the sandbox's root, which is an overlay of it and
+// read-only with it.
 func (s *System) remountScratch() error {
 	if err := unix.Fchdir(s.scratchFD); err != nil {
 		return err
 	}
-	return remountReadOnly(".")
+	if err := unix.Mount("", ".", "", unix.MS_REMOUNT|unix.MS_RDONLY, ""); err != nil {
+		return fmt.Errorf("remount the disk read-only: %w", err)
+	}
+	return nil
 }

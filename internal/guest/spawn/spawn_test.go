@@ -5,8 +5,10 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -165,4 +167,36 @@ func TestKillReachesEverything(t *testing.T) {
 		time.Sleep(time.Millisecond)
 	}
 	child.Release()
+}
+
+// TestHold: no start begins while they are held back, and those that were
+// waiting go on afterwards.
+func TestHold(t *testing.T) {
+	s, _ := newSpawner(t)
+	s.Release() // nothing is held back
+	s.Hold()
+	s.Hold()
+	var started atomic.Int32
+	var wg sync.WaitGroup
+	for range 4 {
+		wg.Go(func() {
+			c := sh(t, s, "exit 0")
+			started.Add(1)
+			if _, err := c.Wait(); err != nil {
+				t.Error(err)
+			}
+			c.Release()
+		})
+	}
+	for range 100 {
+		runtime.Gosched()
+	}
+	if n := started.Load(); n != 0 {
+		t.Errorf("%d starts while they are held back", n)
+	}
+	s.Release()
+	wg.Wait()
+	if n := started.Load(); n != 4 {
+		t.Errorf("%d starts of 4", n)
+	}
 }

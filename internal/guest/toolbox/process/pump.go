@@ -32,16 +32,17 @@ type pump struct {
 	channel byte
 	log     *Log
 
-	endedAt   atomic.Int64 // Unix nanoseconds when the process ended, 0 before
-	sinceEnd  int          // bytes read since then
+	endedAt   atomic.Pointer[time.Time] // when the process ended, nil before; monotonic, since the wall clock may be set
+	sinceEnd  int                       // bytes read since then
 	outputEnd func()
 }
 
 // processEnded makes the output end soon.
 func (p *pump) processEnded() {
-	p.endedAt.Store(time.Now().UnixNano())
+	now := time.Now()
+	p.endedAt.Store(&now)
 	// A deadline fails only on files that have none to begin with.
-	_ = p.file.SetReadDeadline(time.Now().Add(drainQuiet))
+	_ = p.file.SetReadDeadline(now.Add(drainQuiet))
 }
 
 // run reads until the output has ended, reports that, and goes on reading until
@@ -84,11 +85,11 @@ func (p *pump) copy(buf []byte) (open bool) {
 // drained counts what comes after the process's end.
 func (p *pump) drained(n int) bool {
 	endedAt := p.endedAt.Load()
-	if endedAt == 0 {
+	if endedAt == nil {
 		return false
 	}
 	p.sinceEnd += n
-	if p.sinceEnd >= pipeBytes && time.Since(time.Unix(0, endedAt)) > drainMax {
+	if p.sinceEnd >= pipeBytes && time.Since(*endedAt) > drainMax {
 		return true
 	}
 	_ = p.file.SetReadDeadline(time.Now().Add(drainQuiet))
