@@ -92,21 +92,39 @@ func (r *ramFile) punch(page int64) error {
 	return unix.Fallocate(int(r.f.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, page*pageBytes, pageBytes)
 }
 
-// fill stores the base's pages that are not stored yet: all, or those in only.
-func (r *ramFile) fill(only bitmap) error {
+// fill stores the base's pages that are not stored yet: the file is whole then.
+func (r *ramFile) fill() error {
 	if r.base == nil {
 		return nil
 	}
 	return forPages(r.base, r.size, func(page int64, data []byte) error {
-		if r.holds.has(page) || only != nil && !only.has(page) {
+		if r.holds.has(page) {
 			return nil
-		}
-		if only != nil {
-			r.holds.set(page, true)
 		}
 		_, err := r.f.WriteAt(data, page*pageBytes)
 		return err
 	})
+}
+
+// inherit stores those of the base's pages, zero or not, that the base itself
+// has as a delta: the file is then a delta to the base's own base.
+func (r *ramFile) inherit(older bitmap) error {
+	for page := range r.size / pageBytes {
+		if !older.has(page) || r.holds.has(page) {
+			continue
+		}
+		r.holds.set(page, true)
+		if _, err := r.base.ReadAt(r.page[:], page*pageBytes); err != nil {
+			return err
+		}
+		if r.page == zeroPage {
+			continue
+		}
+		if _, err := r.f.WriteAt(r.page[:], page*pageBytes); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // finish makes the file a delta to the base with this CRC.
@@ -177,16 +195,6 @@ func (d *delta) apply(file *os.File, size int64, dst io.WriterAt) (uint32, error
 		return err
 	})
 	return crc, err
-}
-
-// stored is how many bytes of pages the delta holds.
-func (d *delta) stored() (n int64) {
-	for page := range int64(len(d.holds)) * 8 {
-		if d.holds.has(page) {
-			n += pageBytes
-		}
-	}
-	return n
 }
 
 // forPages calls f for each page of a file that is not zero.

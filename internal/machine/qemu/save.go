@@ -89,6 +89,9 @@ func (s *save) run(ctx context.Context) (saved machine.Saved, err error) {
 	if err := s.open(ctx); err != nil {
 		return saved, err
 	}
+	if err := s.openPlugged(ctx); err != nil {
+		return saved, err
+	}
 	if s.req.Final {
 		_, err = s.m.standStill(ctx, true, func() error {
 			if err := s.copyStill(ctx); err != nil {
@@ -138,15 +141,14 @@ func (s *save) open(ctx context.Context) (err error) {
 	if s.state, err = create(s.req.StatePath); err != nil {
 		return err
 	}
-	if s.devices, err = newMemfd("devices", 0); err != nil {
-		return err
-	}
-	s.close = append(s.close, s.state, s.devices)
+	s.close = append(s.close, s.state)
 	s.stateCRC = crc32.New(castagnoli)
 	s.out = bufio.NewWriterSize(io.MultiWriter(s.state, s.stateCRC), 256<<10)
 	s.stream = newPageStream(s.out, s.head)
-	_, err = s.out.Write(s.head.start)
-	return err
+	if _, err = s.out.Write(s.head.start); err != nil {
+		return err
+	}
+	return s.openDevices(ctx)
 }
 
 func (s *save) openMemory(ctx context.Context, guest uint64, size int64) (pageSource, error) {
@@ -198,9 +200,6 @@ const (
 
 // copyRunning copies the memory while the guest changes it.
 func (s *save) copyRunning(ctx context.Context) error {
-	if err := s.openPlugged(ctx); err != nil {
-		return err
-	}
 	for range maxPasses {
 		changed, err := s.base.pass(ctx, s.ram)
 		if err != nil {
@@ -232,11 +231,13 @@ func (s *save) copyStill(ctx context.Context) error {
 			return err
 		}
 	}
-	if err := s.m.saveDevices(ctx, s.devices); err != nil {
+	if err := s.saveDevices(ctx); err != nil {
 		return err
 	}
-	if err := s.openPlugged(ctx); err != nil {
-		return err
+	if s.m.plugs { // perhaps only since the copy began
+		if err := s.openPlugged(ctx); err != nil {
+			return err
+		}
 	}
 	held := []*heldPages{{to: s.ram}, {to: s.stream}}
 	if _, err := s.base.pass(ctx, held[0]); err != nil {
@@ -307,7 +308,7 @@ func (s *save) finishState() (int64, error) {
 // its CRC.
 func (s *save) finishRAM() (uint32, error) {
 	if s.req.BasePath == "" {
-		if err := s.ram.fill(nil); err != nil {
+		if err := s.ram.fill(); err != nil {
 			return 0, err
 		}
 		return copyPages(discardAt{}, s.ram.f, s.ram.size)
@@ -317,7 +318,7 @@ func (s *save) finishRAM() (uint32, error) {
 		return 0, err
 	}
 	if older != nil {
-		if err := s.ram.fill(older.holds); err != nil {
+		if err := s.ram.inherit(older.holds); err != nil {
 			return 0, err
 		}
 	}
@@ -361,22 +362,35 @@ const maxDeviceBytes = 64 << 20
 // deviceSet is the descriptor set that QEMU writes its devices' state to.
 const deviceSet = 4
 
-// saveDevices makes QEMU write the state of its devices to f. The command is
-// named after Xen, which it was made for, but does nothing special for it.
-func (m *instance) saveDevices(ctx context.Context, f *os.File) error {
-	w, err := os.OpenFile(selfFD(int(f.Fd())), os.O_WRONLY, 0) // QEMU wants a descriptor of just this mode
+// openDevices gives QEMU a file for the state of its devices.
+func (s *save) openDevices(ctx context.Context) (err error) {
+	if s.devices, err = newMemfd("devices", 0); err != nil {
+		return err
+	}
+	s.close = append(s.close, s.devices)
+	w, err := os.OpenFile(selfFD(int(s.devices.Fd())), os.O_WRONLY, 0) // QEMU wants a descriptor of just this mode
 	if err != nil {
 		return err
 	}
 	defer w.Close()
-	return m.request(ctx, "state of devices", func(ctx context.Context) error {
-		if err := m.monitor.AddFD(ctx, deviceSet, w); err != nil {
-			return err
-		}
-		err := m.monitor.SaveDevices(ctx, fdset(deviceSet))
-		return errors.Join(err, m.monitor.RemoveFD(context.WithoutCancel(ctx), deviceSet))
+	mon := s.m.monitor
+	s.close = append(s.close, closer(func() error {
+		return s.m.request(context.WithoutCancel(ctx), "state of devices", func(ctx context.Context) error { return mon.RemoveFD(ctx, deviceSet) })
+	}))
+	return s.m.request(ctx, "state of devices", func(ctx context.Context) error { return mon.AddFD(ctx, deviceSet, w) })
+}
+
+// saveDevices makes QEMU write the state of its devices. The command is named
+// after Xen, which it was made for, but does nothing special for it.
+func (s *save) saveDevices(ctx context.Context) error {
+	return s.m.request(ctx, "state of devices", func(ctx context.Context) error {
+		return s.m.monitor.SaveDevices(ctx, fdset(deviceSet))
 	})
 }
+
+type closer func() error
+
+func (c closer) Close() error { return c() }
 
 // standStill runs f while the virtual processors stand still and returns for
 // how long they did. Afterwards the machine is as before, unless it is to stay
