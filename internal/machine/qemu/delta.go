@@ -179,18 +179,15 @@ func (d *delta) pages(file *os.File, size int64, f func(page int64, data []byte)
 
 // crc is that of the trailer and of all pages with their numbers.
 func (d *delta) crc(file *os.File, size int64) (uint32, error) {
-	return d.apply(file, size, nil)
+	return d.apply(file, size, discardAt{})
 }
 
-// apply writes the delta's pages to dst, or nil, and returns the CRC.
+// apply writes the delta's pages to dst and returns the CRC.
 func (d *delta) apply(file *os.File, size int64, dst io.WriterAt) (uint32, error) {
 	head := binary.LittleEndian.AppendUint32(nil, d.baseCRC)
 	crc := crc32.Update(crc32.Checksum(head, castagnoli), castagnoli, d.holds)
 	err := d.pages(file, size, func(page int64, data []byte) error {
 		crc = pageCRC(crc, page, data)
-		if dst == nil {
-			return nil
-		}
 		_, err := dst.WriteAt(data, page*pageBytes)
 		return err
 	})
@@ -221,9 +218,24 @@ type discardAt struct{}
 
 func (discardAt) WriteAt(p []byte, _ int64) (int, error) { return len(p), nil }
 
-// linkBase keeps the base of a delta at ramPath: from, or what from is itself a
-// delta to, which is then returned with its trailer.
-func linkBase(from, ramPath string, size int64) (*delta, uint32, error) {
+// sameAs is where the pages of a base go that must be those of a memory.
+type sameAs struct{ memory *os.File }
+
+func (s sameAs) WriteAt(p []byte, at int64) (int, error) {
+	got := make([]byte, len(p))
+	if _, err := s.memory.ReadAt(got, at); err != nil {
+		return 0, err
+	}
+	if !bytes.Equal(got, p) {
+		return 0, fmt.Errorf("the machine was not started from it: memory differs at byte %d or after", at)
+	}
+	return len(p), nil
+}
+
+// linkBase keeps the base of a delta beside ramPath: the file at from, or, if
+// that is a delta, its base; then the delta is returned too. The pages are
+// checked against want. The CRC is the base's.
+func linkBase(from, ramPath string, want io.WriterAt, size int64) (*delta, uint32, error) {
 	f, err := os.Open(from)
 	if err != nil {
 		return nil, 0, err
@@ -231,14 +243,17 @@ func linkBase(from, ramPath string, size int64) (*delta, uint32, error) {
 	defer f.Close()
 	d, err := readDelta(f, size)
 	if err != nil {
-		return nil, 0, fmt.Errorf("base: %w", err)
+		return nil, 0, err
 	}
 	if d != nil {
+		if _, err := d.apply(f, size, want); err != nil {
+			return nil, 0, err
+		}
 		return d, d.baseCRC, link(basePath(from), basePath(ramPath))
 	}
-	crc, err := copyPages(discardAt{}, f, size)
+	crc, err := copyPages(want, f, size)
 	if err != nil {
-		return nil, 0, fmt.Errorf("base: %w", err)
+		return nil, 0, err
 	}
 	return nil, crc, link(from, basePath(ramPath))
 }

@@ -60,6 +60,9 @@ func saveMemory(t *testing.T, started *os.File, base string, changes map[int64]b
 		}
 	}
 	s := &save{ram: r, req: machine.SaveRequest{RAMPath: ram, BasePath: base}}
+	if err := s.keepBase(); err != nil {
+		t.Fatal(err)
+	}
 	crc, err := s.finishRAM()
 	if err != nil {
 		t.Fatal(err)
@@ -122,6 +125,27 @@ func TestDelta(t *testing.T) {
 	holdsPages(t, ram4, state4, map[int64]byte{0: 'Z', 2: 'c', 5: 'G'})
 	if _, err := os.Lstat(basePath(ram4)); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("a whole save has a base: %v", err)
+	}
+}
+
+// TestOtherBase: a base that the machine was not started from is refused.
+func TestOtherBase(t *testing.T) {
+	base, _ := saveMemory(t, nil, "", map[int64]byte{0: 'a', 1: 'b'})
+	changed, _ := saveMemory(t, memoryOf(t, map[int64]byte{0: 'a', 1: 'b'}), base, map[int64]byte{1: 0})
+	for name, c := range map[string]struct {
+		path    string
+		started map[int64]byte
+		ok      bool
+	}{
+		"its own":         {base, map[int64]byte{0: 'a', 1: 'b'}, true},
+		"its own, delta":  {changed, map[int64]byte{0: 'a'}, true},
+		"another":         {base, map[int64]byte{0: 'a', 1: 'c'}, false},
+		"another's delta": {changed, map[int64]byte{0: 'a', 1: 'b'}, false},
+	} {
+		_, _, err := linkBase(c.path, filepath.Join(t.TempDir(), "ram"), sameAs{memoryOf(t, c.started)}, testRAMBytes)
+		if (err == nil) != c.ok {
+			t.Errorf("%s: got %v, want success: %t", name, err, c.ok)
+		}
 	}
 }
 

@@ -34,6 +34,8 @@ type save struct {
 	head *head
 
 	ram     *ramFile
+	older   *delta // or nil: what the base is to its own base
+	baseCRC uint32
 	base    *pageCopy
 	plugged *pageCopy // or nil: no memory is plugged
 
@@ -138,6 +140,9 @@ func (s *save) open(ctx context.Context) (err error) {
 		return err
 	}
 	s.base = newPageCopy(src)
+	if err := s.keepBase(); err != nil {
+		return fmt.Errorf("base: %w", err)
+	}
 	if s.state, err = create(s.req.StatePath); err != nil {
 		return err
 	}
@@ -255,6 +260,11 @@ func (s *save) copyStill(ctx context.Context) error {
 // finish writes what was held back, and the sums; it returns what the memory
 // takes.
 func (s *save) finish() (int64, error) {
+	select {
+	case <-s.m.process.done: // then its number may have become another's
+		return 0, s.m.process.failure()
+	default:
+	}
 	for _, h := range s.held {
 		if err := h.release(); err != nil {
 			return 0, err
@@ -268,7 +278,7 @@ func (s *save) finish() (int64, error) {
 	if err != nil {
 		return 0, fmt.Errorf("memory: %w", err)
 	}
-	stored := s.stream.pages * pageBytes
+	stored := s.stream.bytes
 	err = fileMemory{s.ram.f, s.ram.size}.runs(func(from, to int64) error {
 		stored += (to - from) * pageBytes
 		return nil
@@ -288,7 +298,7 @@ func (s *save) finishState() (int64, error) {
 	if _, err := s.out.Write(s.head.rest); err != nil {
 		return 0, err
 	}
-	if _, err := io.Copy(s.out, io.NewSectionReader(s.devices, int64(len(streamMagic)), maxDeviceBytes)); err != nil {
+	if err := s.copyDevices(); err != nil {
 		return 0, err
 	}
 	if _, err := s.out.Write([]byte{sectionVMDesc, 0, 0, 0, 0}); err != nil {
@@ -304,6 +314,20 @@ func (s *save) finishState() (int64, error) {
 	return fi.Size(), nil
 }
 
+// copyDevices appends what QEMU wrote: a stream of its own without a head.
+func (s *save) copyDevices() error {
+	fi, err := s.devices.Stat()
+	if err != nil {
+		return err
+	}
+	begin := make([]byte, len(streamMagic))
+	if _, err := s.devices.ReadAt(begin, 0); err != nil || string(begin) != streamMagic || fi.Size() > maxDeviceBytes {
+		return fmt.Errorf("devices: %d bytes that begin with %q, %w", fi.Size(), begin, err)
+	}
+	_, err = io.Copy(s.out, io.NewSectionReader(s.devices, int64(len(begin)), maxDeviceBytes))
+	return err
+}
+
 // finishRAM makes the memory file whole, or a delta to the base, and returns
 // its CRC.
 func (s *save) finishRAM() (uint32, error) {
@@ -313,20 +337,26 @@ func (s *save) finishRAM() (uint32, error) {
 		}
 		return copyPages(discardAt{}, s.ram.f, s.ram.size)
 	}
-	older, baseCRC, err := linkBase(s.req.BasePath, s.req.RAMPath, s.ram.size)
-	if err != nil {
-		return 0, err
-	}
-	if older != nil {
-		if err := s.ram.inherit(older.holds); err != nil {
+	if s.older != nil {
+		if err := s.ram.inherit(s.older.holds); err != nil {
 			return 0, err
 		}
 	}
-	if err := s.ram.finish(baseCRC); err != nil {
+	if err := s.ram.finish(s.baseCRC); err != nil {
 		return 0, err
 	}
-	d := delta{baseCRC: baseCRC, holds: s.ram.holds}
+	d := delta{baseCRC: s.baseCRC, holds: s.ram.holds}
 	return d.crc(s.ram.f, s.ram.size)
+}
+
+// keepBase links the base and reads it: it must be what the machine was started
+// with, else the delta would be one to something else.
+func (s *save) keepBase() (err error) {
+	if s.req.BasePath == "" {
+		return nil
+	}
+	s.older, s.baseCRC, err = linkBase(s.req.BasePath, s.req.RAMPath, sameAs{s.ram.base}, s.ram.size)
+	return err
 }
 
 // stateHead is the part of the state that comes before the devices: that of
