@@ -123,16 +123,18 @@ type Machine interface {
 	Capture(ctx context.Context, statePath, ramPath string) error
 	// Save writes device state and memory of a machine, restored or booted,
 	// as a template for machines of the same shape. Unless the request is
-	// final, the machine then goes on as before, also if Save fails: a
-	// machine that ran runs, a paused one stays paused. On an error none of
-	// the files it was to make is left. Saves of one machine wait for each
-	// other.
+	// final, or if Save fails, the machine then goes on as before: one that
+	// ran runs, a paused one stays paused. On an error none of the files it
+	// was to make is left. Saves of one machine wait for each other; Pause,
+	// Resume and SetMemory wait for the instant of one. Nothing is flushed to
+	// the host's disk: what a loss of power damages is found by a load.
 	Save(ctx context.Context, req SaveRequest) (Saved, error)
 	// CopyScratch begins a copy of the writable disk to dst while the machine
-	// runs; Cut fixes the instant. dst is an empty regular file, opened
+	// runs, and returns when most is copied; Cut fixes the instant. dst is an empty regular file, opened
 	// read-write, that stays the caller's; it becomes as large as the disk,
-	// with holes where the disk has none of its own data. One copy at a time:
-	// a second is refused with CodeConflict until the first is closed.
+	// with holes where the disk has no data. It is not flushed to the host's
+	// disk. One copy at a time: a second is refused with CodeConflict until
+	// the first is closed.
 	CopyScratch(ctx context.Context, dst *os.File) (DiskCopy, error)
 	// Reconnect gives the agent's port a new host end, a connected stream
 	// socket that stays the caller's; the guest sees the old one close. A
@@ -154,7 +156,9 @@ type SaveRequest struct {
 	// BasePath is the RAM file of the template that the machine was started
 	// from, or "". With it, only pages that differ from it are stored, and a
 	// hard link beside RAMPath keeps it: both must be on one file system, and
-	// the template may be deleted afterwards. Of a machine that was booted it
+	// the template may be deleted afterwards. It may be a save's own, with a
+	// base: then pages are stored that differ from that base, so that a save
+	// never depends on a chain of others. Of a machine that was booted it
 	// must be "".
 	BasePath string
 	// Disk, or nil, is cut at the same instant as the memory. It is the

@@ -2,12 +2,18 @@ package runner
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
 	"path/filepath"
+	"strings"
 
 	"skerry.dev/skerry"
 	"skerry.dev/skerry/internal/disk"
 	"skerry.dev/skerry/internal/kernel"
 	"skerry.dev/skerry/internal/machine"
+	"skerry.dev/skerry/internal/machine/qemu"
 	"skerry.dev/skerry/internal/shim"
 )
 
@@ -125,7 +131,9 @@ func (r *Runner) startMachine(ctx context.Context, id skerry.MachineID, p plan, 
 		return nil, err
 	}
 	defer done()
-	spec.TemplateRAM = filepath.Join(r.templates.path(p.key), shim.RAMFile)
+	if err := r.linkBase(id, r.templates.path(p.key)); err != nil {
+		return nil, err
+	}
 	spec.TemplateScratchBytes = p.key.ScratchMiB << 20
 	if !d.kept {
 		if err := disk.CopyScratch(d.path, r.templates.scratch(p), d.mib); err != nil {
@@ -133,4 +141,16 @@ func (r *Runner) startMachine(ctx context.Context, id skerry.MachineID, p plan, 
 		}
 	}
 	return shim.Start(ctx, r.cfg.ShimArgv, r.machineDir(id), spec, tpl)
+}
+
+// linkBase keeps the memory in dir, which the machine is restored from, for its
+// saves: dir itself may go before the machine does.
+func (r *Runner) linkBase(id skerry.MachineID, dir string) error {
+	for _, f := range qemu.BaseFiles(shim.RAMFile) {
+		err := os.Link(filepath.Join(dir, f), filepath.Join(r.machineDir(id), shim.BaseFile+strings.TrimPrefix(f, shim.RAMFile)))
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("keep memory of the template: %w", err)
+		}
+	}
+	return nil
 }

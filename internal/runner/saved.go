@@ -28,17 +28,14 @@ type saved struct {
 	// fault is why there is nothing, or nil: what should be made of it fails.
 	fault error
 
-	ImageDigest string           `json:"image_digest"`
-	Hypervisor  string           `json:"hypervisor"`
-	Shape       machine.Shape    `json:"shape"`
-	Image       []machine.Extent `json:"image"` // paths are names in the directory
-	// TemplateRAM is the template that the next save of a machine restored
-	// from here compares its memory with, if it still exists.
-	TemplateRAM  string `json:"template_ram,omitempty"`
-	ScratchBytes int64  `json:"scratch_bytes"`
-	Journal      bool   `json:"journal"` // the disk outlives a crash
-	MemoryBytes  int64  `json:"memory_bytes"`
-	StillMicros  int64  `json:"still_micros"`
+	ImageDigest  string           `json:"image_digest"`
+	Hypervisor   string           `json:"hypervisor"`
+	Shape        machine.Shape    `json:"shape"`
+	Image        []machine.Extent `json:"image"` // paths are names in the directory
+	ScratchBytes int64            `json:"scratch_bytes"`
+	Journal      bool             `json:"journal"` // the disk outlives a crash
+	MemoryBytes  int64            `json:"memory_bytes"`
+	StillMicros  int64            `json:"still_micros"`
 }
 
 // errUnfit: the memory was saved by another hypervisor or on another processor.
@@ -62,7 +59,7 @@ func (r *Runner) save(ctx context.Context, s *sandbox, dir string, req shim.Save
 	if err != nil {
 		return nil, err
 	}
-	sv := &saved{dir: dir, ImageDigest: spec.ImageDigest, Hypervisor: prep.Hypervisor, Shape: spec.Shape, TemplateRAM: spec.TemplateRAM,
+	sv := &saved{dir: dir, ImageDigest: spec.ImageDigest, Hypervisor: prep.Hypervisor, Shape: spec.Shape,
 		ScratchBytes: info.Size(), Journal: s.rec != nil}
 	if sv.Image, err = linkExtents(dir, spec.Image); err != nil {
 		return nil, err
@@ -152,9 +149,12 @@ func (r *Runner) startSaved(ctx context.Context, s *sandbox, sv *saved) (*shim.P
 		return nil, err
 	}
 	defer done()
+	if err := r.linkBase(s.machine, sv.dir); err != nil {
+		return nil, err
+	}
 	return shim.Start(ctx, r.cfg.ShimArgv, r.machineDir(s.machine), shim.Spec{
 		MachineID: s.machine, ImageDigest: sv.ImageDigest, Shape: sv.Shape, Image: sv.extents(), Driver: r.driver(s.machine, prep),
-		Network: r.cfg.Network, Scratch: r.scratchPath(s), TemplateScratchBytes: sv.ScratchBytes, TemplateRAM: sv.TemplateRAM, Saved: true}, tpl)
+		Network: r.cfg.Network, Scratch: r.scratchPath(s), TemplateScratchBytes: sv.ScratchBytes, Saved: true}, tpl)
 }
 
 // copySavedDisk gives a new sandbox a copy of the saved disk.

@@ -70,15 +70,14 @@ func (s *shim) save(ctx context.Context, req SaveRequest) (SaveReply, error) {
 	return SaveReply{StillMicros: still.Microseconds(), MemoryBytes: saved.MemoryBytes}, nil
 }
 
-// baseRAM is the file of the template's memory if it is still there.
+// baseRAM is the file of the memory that the machine was restored from, or ""
+// for one that was booted.
 func (s *shim) baseRAM() string {
-	if s.spec.TemplateRAM == "" {
+	path := filepath.Join(s.cfg.Dir, BaseFile)
+	if _, err := os.Stat(path); err != nil {
 		return ""
 	}
-	if _, err := os.Stat(s.spec.TemplateRAM); err != nil {
-		return ""
-	}
-	return s.spec.TemplateRAM
+	return path
 }
 
 // resumeSaved takes a final save back.

@@ -31,9 +31,6 @@ type Spec struct {
 	// TemplateScratchBytes is the size of the writable disk that the template
 	// was captured with.
 	TemplateScratchBytes int64 `json:"template_scratch_bytes,omitempty"`
-	// TemplateRAM is the file of the template's memory: what is saved of this
-	// machine is what differs from it. "" for a cold boot.
-	TemplateRAM string `json:"template_ram,omitempty"`
 	// Saved is set when the template is what Save has written: the machine has
 	// a user's processes in it and wants Renew, not Activate.
 	Saved bool `json:"saved,omitempty"`
@@ -168,6 +165,10 @@ const (
 	ScratchFile = "scratch.img"
 	RAMFile     = "ram"
 	StateFile   = "state"
+	// BaseFile is the memory that the machine was restored from, a hard link
+	// to the RAMFile of its template or save (and to what belongs to that):
+	// what is saved of the machine is what differs from it.
+	BaseFile    = "template-ram"
 	LogFile     = "shim.log"
 	ConsoleFile = "console.log"
 )

@@ -35,8 +35,8 @@ type suite struct {
 func Run(t *testing.T, impl Implementation) {
 	s := &suite{Implementation: impl, boot: Guest(t)}
 	s.image = Image(t)
-	s.ramPath, _ = capture(t, impl.Driver, s.boot, s.image, shape, t.TempDir())
-	s.template = Load(t, impl, s.ramPath, statePath(s.ramPath))
+	ram, state := CaptureFiles(t, impl.Driver, s.boot, s.image, shape)
+	s.ramPath, s.template = ram, Load(t, impl, ram, state)
 	for _, test := range []struct {
 		name string
 		f    func(*testing.T, *suite)
@@ -71,12 +71,14 @@ const patternMiB = 48
 // Capture boots a machine cold and makes it a template.
 func Capture(t testing.TB, impl Implementation, boot machine.Boot, image machine.ImageDisk, shape machine.Shape) *machine.Template {
 	t.Helper()
-	ram, state := capture(t, impl.Driver, boot, image, shape, t.TempDir())
+	ram, state := CaptureFiles(t, impl.Driver, boot, image, shape)
 	return Load(t, impl, ram, state)
 }
 
-func capture(t testing.TB, d machine.Driver, boot machine.Boot, image machine.ImageDisk, shape machine.Shape, dir string) (ram, state string) {
+// CaptureFiles is Capture, but returns the template's files.
+func CaptureFiles(t testing.TB, d machine.Driver, boot machine.Boot, image machine.ImageDisk, shape machine.Shape) (ram, state string) {
 	t.Helper()
+	dir := t.TempDir()
 	m, err := d.Start(t.Context(), machine.Config{Shape: shape, Dir: dir, Image: image, Boot: &boot})
 	if err != nil {
 		t.Fatalf("start: %v", err)

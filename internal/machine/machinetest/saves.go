@@ -46,8 +46,8 @@ func (v *VM) rounds() uint64 {
 	return n
 }
 
-// works waits until the guest has done so many more rounds.
-func (v *VM) works(more uint64) {
+// Works waits until the guest has done so many more rounds.
+func (v *VM) Works(more uint64) {
 	v.t.Helper()
 	begin := v.rounds()
 	Wait(v.t, "work", func() bool { return v.rounds() >= begin+more })
@@ -125,7 +125,7 @@ func testSave(t *testing.T, s *suite) {
 	v.Do("free")
 	v.Do("alloc 400 9") // more than the base has
 	v.Do("work 16")
-	v.works(50)
+	v.Works(50)
 	base := filepath.Join(t.TempDir(), "base")
 	if err := os.Link(s.ramPath, base); err != nil {
 		t.Fatal(err)
@@ -137,7 +137,7 @@ func testSave(t *testing.T, s *suite) {
 	if info.Pause <= 0 || info.MemoryBytes < 400<<20 || info.MemoryBytes > 768<<20 {
 		t.Errorf("saved: got %v and %d MiB, want a pause and 400 to 768 MiB", info.Pause, info.MemoryBytes>>20)
 	}
-	v.works(50)
+	v.Works(50)
 	template := Load(t, s.Implementation, ram, statePath(ram))
 	template.ScratchBytes = workDiskBytes
 	start := func(disk *os.File) *VM {
@@ -158,7 +158,7 @@ func testSave(t *testing.T, s *suite) {
 	first.Do("write vdb 5000 mine")
 	second.Resume()
 	second.Hello()
-	second.works(10)
+	second.Works(10)
 	if got := second.Do("check"); got != "400" {
 		t.Errorf("second copy: got %s MiB, want 400", got)
 	}
@@ -199,7 +199,7 @@ func testSaveChain(t *testing.T, s *suite) {
 	v2.Do("free")
 	v2.Do("alloc 60 5")
 	v2.Do("work 8")
-	v2.works(20)
+	v2.Works(20)
 	ram2 := filepath.Join(t.TempDir(), "ram")
 	info2, err := v2.Save(t.Context(), machine.SaveRequest{StatePath: statePath(ram2), RAMPath: ram2, BasePath: ram1, Final: true})
 	if err != nil || info2.Pause != 0 || info2.MemoryBytes < 60<<20 {
@@ -263,7 +263,7 @@ func testSaveFails(t *testing.T, s *suite) {
 		if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
 			t.Errorf("%s: left %v, %v", c.name, left, err)
 		}
-		v.works(3)
+		v.Works(3)
 	}
 	if err := v.Pause(t.Context()); err != nil {
 		t.Fatal(err)
@@ -272,7 +272,7 @@ func testSaveFails(t *testing.T, s *suite) {
 		t.Errorf("save of a paused machine: got %+v, %v; want no pause", saved, err)
 	}
 	v.Resume()
-	v.works(3)
+	v.Works(3)
 }
 
 type uncuttable struct{ machine.DiskCopy }
@@ -285,9 +285,9 @@ func testSaveBooted(t *testing.T, s *suite) {
 	v.Hello()
 	v.Do("alloc 32 4")
 	v.Do("work 8")
-	v.works(20)
+	v.Works(20)
 	ram, disk, _ := saveRunning(t, v, "")
-	v.works(20)
+	v.Works(20)
 	template := Load(t, s.Implementation, ram, statePath(ram))
 	template.ScratchBytes = workDiskBytes
 	c := Start(t, s.Driver, machine.Config{Shape: shape, Image: s.image, Scratch: disk, Template: template})
@@ -375,7 +375,7 @@ func testDiskCopyEnds(t *testing.T, s *suite) {
 		if err := dc.Cut(t.Context()); err == nil {
 			t.Error("cut of a closed copy: got nil, want an error")
 		}
-		v.works(3)
+		v.Works(3)
 	}
 	for _, bad := range []*os.File{Disk(t, 512)} {
 		if dc, err := v.CopyScratch(t.Context(), bad); err == nil {

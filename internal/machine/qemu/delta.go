@@ -92,21 +92,39 @@ func (r *ramFile) punch(page int64) error {
 	return unix.Fallocate(int(r.f.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, page*pageBytes, pageBytes)
 }
 
-// fill stores the base's pages that are not stored yet: all, or those in only.
-func (r *ramFile) fill(only bitmap) error {
+// fill stores the base's pages that are not stored yet: the file is whole then.
+func (r *ramFile) fill() error {
 	if r.base == nil {
 		return nil
 	}
 	return forPages(r.base, r.size, func(page int64, data []byte) error {
-		if r.holds.has(page) || only != nil && !only.has(page) {
+		if r.holds.has(page) {
 			return nil
-		}
-		if only != nil {
-			r.holds.set(page, true)
 		}
 		_, err := r.f.WriteAt(data, page*pageBytes)
 		return err
 	})
+}
+
+// inherit stores those of the base's pages, zero or not, that the base itself
+// has as a delta: the file is then a delta to the base's own base.
+func (r *ramFile) inherit(older bitmap) error {
+	for page := range r.size / pageBytes {
+		if !older.has(page) || r.holds.has(page) {
+			continue
+		}
+		r.holds.set(page, true)
+		if _, err := r.base.ReadAt(r.page[:], page*pageBytes); err != nil {
+			return err
+		}
+		if r.page == zeroPage {
+			continue
+		}
+		if _, err := r.f.WriteAt(r.page[:], page*pageBytes); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // finish makes the file a delta to the base with this CRC.
@@ -161,32 +179,19 @@ func (d *delta) pages(file *os.File, size int64, f func(page int64, data []byte)
 
 // crc is that of the trailer and of all pages with their numbers.
 func (d *delta) crc(file *os.File, size int64) (uint32, error) {
-	return d.apply(file, size, nil)
+	return d.apply(file, size, discardAt{})
 }
 
-// apply writes the delta's pages to dst, or nil, and returns the CRC.
+// apply writes the delta's pages to dst and returns the CRC.
 func (d *delta) apply(file *os.File, size int64, dst io.WriterAt) (uint32, error) {
 	head := binary.LittleEndian.AppendUint32(nil, d.baseCRC)
 	crc := crc32.Update(crc32.Checksum(head, castagnoli), castagnoli, d.holds)
 	err := d.pages(file, size, func(page int64, data []byte) error {
 		crc = pageCRC(crc, page, data)
-		if dst == nil {
-			return nil
-		}
 		_, err := dst.WriteAt(data, page*pageBytes)
 		return err
 	})
 	return crc, err
-}
-
-// stored is how many bytes of pages the delta holds.
-func (d *delta) stored() (n int64) {
-	for page := range int64(len(d.holds)) * 8 {
-		if d.holds.has(page) {
-			n += pageBytes
-		}
-	}
-	return n
 }
 
 // forPages calls f for each page of a file that is not zero.
@@ -213,9 +218,28 @@ type discardAt struct{}
 
 func (discardAt) WriteAt(p []byte, _ int64) (int, error) { return len(p), nil }
 
-// linkBase keeps the base of a delta at ramPath: from, or what from is itself a
-// delta to, which is then returned with its trailer.
-func linkBase(from, ramPath string, size int64) (*delta, uint32, error) {
+// sameAs is where the pages of a base go that must be those of a memory.
+type sameAs struct{ memory *os.File }
+
+func (s sameAs) WriteAt(p []byte, at int64) (int, error) {
+	got := make([]byte, len(p))
+	if _, err := s.memory.ReadAt(got, at); err != nil {
+		return 0, err
+	}
+	if !bytes.Equal(got, p) {
+		return 0, fmt.Errorf("the machine was not started from it: memory differs at byte %d or after", at)
+	}
+	return len(p), nil
+}
+
+// BaseFiles lists the files that make up a memory, given the name Capture or Save
+// was called with; the second is there only if it is a delta.
+func BaseFiles(ramPath string) []string { return []string{ramPath, basePath(ramPath)} }
+
+// linkBase keeps the base of a delta beside ramPath: the file at from, or, if
+// that is a delta, its base; then the delta is returned too. The pages are
+// checked against want. The CRC is the base's.
+func linkBase(from, ramPath string, want io.WriterAt, size int64) (*delta, uint32, error) {
 	f, err := os.Open(from)
 	if err != nil {
 		return nil, 0, err
@@ -223,14 +247,17 @@ func linkBase(from, ramPath string, size int64) (*delta, uint32, error) {
 	defer f.Close()
 	d, err := readDelta(f, size)
 	if err != nil {
-		return nil, 0, fmt.Errorf("base: %w", err)
+		return nil, 0, err
 	}
 	if d != nil {
+		if _, err := d.apply(f, size, want); err != nil {
+			return nil, 0, err
+		}
 		return d, d.baseCRC, link(basePath(from), basePath(ramPath))
 	}
-	crc, err := copyPages(discardAt{}, f, size)
+	crc, err := copyPages(want, f, size)
 	if err != nil {
-		return nil, 0, fmt.Errorf("base: %w", err)
+		return nil, 0, err
 	}
 	return nil, crc, link(from, basePath(ramPath))
 }

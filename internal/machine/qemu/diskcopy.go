@@ -103,10 +103,14 @@ func (c *diskCopy) attach(ctx context.Context) error {
 	return nil
 }
 
+// target is the copy's block node. It is never flushed: QEMU flushes all disks
+// when it stops, and the guest would wait for the whole copy to reach the
+// host's disk.
 func (c *diskCopy) target() map[string]any {
+	unsafe := map[string]any{"no-flush": true}
 	return map[string]any{
-		"driver": "raw", "node-name": copyName, "discard": "unmap", "detect-zeroes": "unmap",
-		"file": map[string]any{"driver": "file", "filename": fdset(copySet), "locking": "off", "discard": "unmap"},
+		"driver": "raw", "node-name": copyName, "discard": "unmap", "detect-zeroes": "unmap", "cache": unsafe,
+		"file": map[string]any{"driver": "file", "filename": fdset(copySet), "locking": "off", "discard": "unmap", "cache": unsafe},
 	}
 }
 

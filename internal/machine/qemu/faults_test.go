@@ -143,6 +143,8 @@ func rawState(t *testing.T, state string) error {
 func TestCorruptState(t *testing.T) {
 	for name, state := range map[string]string{
 		"empty": "", "garbage": strings.Repeat("garbage ", 1000), "cut after its header": "QEVM\x00\x00\x00\x03\x07",
+		"cut before the devices": string(newHead("pc-q35-7.2", []ramBlock{{"ram", smallShape.BaseMiB << 20}}).start),
+		"of another machine":     string(newHead("pc-i440fx-7.2", []ramBlock{{"ram", smallShape.BaseMiB << 20}}).start),
 	} {
 		before := leftovers(t)
 		err := rawState(t, state)

@@ -28,6 +28,7 @@ type instance struct {
 
 	saves semaphore // held by the one Save
 	still semaphore // held while processors are stopped or started
+	plugs bool      // SetMemory was called; guarded by still
 
 	migrated chan string   // has room for the one final status of a migration
 	copied   chan struct{} // has room for the one end of a disk copy's job
@@ -252,6 +253,7 @@ func (m *instance) SetMemory(ctx context.Context, memMiB int64) error {
 		return nil
 	}
 	return m.exclusive(ctx, "set memory", func(ctx context.Context) error {
+		m.plugs = true
 		return m.monitor.Set(ctx, "/machine/peripheral/"+pluggableDevice, "requested-size", (memMiB-s.BaseMiB)<<20)
 	})
 }

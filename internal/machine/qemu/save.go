@@ -34,6 +34,8 @@ type save struct {
 	head *head
 
 	ram     *ramFile
+	older   *delta // or nil: what the base is to its own base
+	baseCRC uint32
 	base    *pageCopy
 	plugged *pageCopy // or nil: no memory is plugged
 
@@ -87,6 +89,9 @@ func SavedFiles(statePath, ramPath string) []string {
 // run does the steps. What it returns is right as far as it came.
 func (s *save) run(ctx context.Context) (saved machine.Saved, err error) {
 	if err := s.open(ctx); err != nil {
+		return saved, err
+	}
+	if err := s.openPlugged(ctx); err != nil {
 		return saved, err
 	}
 	if s.req.Final {
@@ -150,18 +155,20 @@ func (s *save) open(ctx context.Context) (err error) {
 		return err
 	}
 	s.base = newPageCopy(src)
+	if err := s.keepBase(); err != nil {
+		return fmt.Errorf("base: %w", err)
+	}
 	if s.state, err = create(s.req.StatePath); err != nil {
 		return err
 	}
-	if s.devices, err = newMemfd("devices", 0); err != nil {
-		return err
-	}
-	s.close = append(s.close, s.state, s.devices)
+	s.close = append(s.close, s.state)
 	s.stateCRC = crc32.New(castagnoli)
 	s.out = bufio.NewWriterSize(io.MultiWriter(s.state, s.stateCRC), 256<<10)
 	s.stream = newPageStream(s.out, s.head)
-	_, err = s.out.Write(s.head.start)
-	return err
+	if _, err = s.out.Write(s.head.start); err != nil {
+		return err
+	}
+	return s.openDevices(ctx)
 }
 
 func (s *save) openMemory(ctx context.Context, guest uint64, size int64) (pageSource, error) {
@@ -213,9 +220,6 @@ const (
 
 // copyRunning copies the memory while the guest changes it.
 func (s *save) copyRunning(ctx context.Context) error {
-	if err := s.openPlugged(ctx); err != nil {
-		return err
-	}
 	for range maxPasses {
 		changed, err := s.base.pass(ctx, s.ram)
 		if err != nil {
@@ -247,11 +251,13 @@ func (s *save) copyStill(ctx context.Context) error {
 			return err
 		}
 	}
-	if err := s.m.saveDevices(ctx, s.devices); err != nil {
+	if err := s.saveDevices(ctx); err != nil {
 		return err
 	}
-	if err := s.openPlugged(ctx); err != nil {
-		return err
+	if s.m.plugs { // perhaps only since the copy began
+		if err := s.openPlugged(ctx); err != nil {
+			return err
+		}
 	}
 	held := []*heldPages{{to: s.ram}, {to: s.stream}}
 	if _, err := s.base.pass(ctx, held[0]); err != nil {
@@ -269,6 +275,11 @@ func (s *save) copyStill(ctx context.Context) error {
 // finish writes what was held back, and the sums; it returns what the memory
 // takes.
 func (s *save) finish() (int64, error) {
+	select {
+	case <-s.m.process.done: // then its number may have become another's
+		return 0, s.m.process.failure()
+	default:
+	}
 	for _, h := range s.held {
 		if err := h.release(); err != nil {
 			return 0, err
@@ -282,7 +293,7 @@ func (s *save) finish() (int64, error) {
 	if err != nil {
 		return 0, fmt.Errorf("memory: %w", err)
 	}
-	stored := s.stream.pages * pageBytes
+	stored := s.stream.bytes
 	err = fileMemory{s.ram.f, s.ram.size}.runs(func(from, to int64) error {
 		stored += (to - from) * pageBytes
 		return nil
@@ -302,7 +313,7 @@ func (s *save) finishState() (int64, error) {
 	if _, err := s.out.Write(s.head.rest); err != nil {
 		return 0, err
 	}
-	if _, err := io.Copy(s.out, io.NewSectionReader(s.devices, int64(len(streamMagic)), maxDeviceBytes)); err != nil {
+	if err := s.copyDevices(); err != nil {
 		return 0, err
 	}
 	if _, err := s.out.Write([]byte{sectionVMDesc, 0, 0, 0, 0}); err != nil {
@@ -318,29 +329,49 @@ func (s *save) finishState() (int64, error) {
 	return fi.Size(), nil
 }
 
+// copyDevices appends what QEMU wrote: a stream of its own without a head.
+func (s *save) copyDevices() error {
+	fi, err := s.devices.Stat()
+	if err != nil {
+		return err
+	}
+	begin := make([]byte, len(streamMagic))
+	if _, err := s.devices.ReadAt(begin, 0); err != nil || string(begin) != streamMagic || fi.Size() > maxDeviceBytes {
+		return fmt.Errorf("devices: %d bytes that begin with %q, %w", fi.Size(), begin, err)
+	}
+	_, err = io.Copy(s.out, io.NewSectionReader(s.devices, int64(len(begin)), maxDeviceBytes))
+	return err
+}
+
 // finishRAM makes the memory file whole, or a delta to the base, and returns
 // its CRC.
 func (s *save) finishRAM() (uint32, error) {
 	if s.req.BasePath == "" {
-		if err := s.ram.fill(nil); err != nil {
+		if err := s.ram.fill(); err != nil {
 			return 0, err
 		}
 		return copyPages(discardAt{}, s.ram.f, s.ram.size)
 	}
-	older, baseCRC, err := linkBase(s.req.BasePath, s.req.RAMPath, s.ram.size)
-	if err != nil {
-		return 0, err
-	}
-	if older != nil {
-		if err := s.ram.fill(older.holds); err != nil {
+	if s.older != nil {
+		if err := s.ram.inherit(s.older.holds); err != nil {
 			return 0, err
 		}
 	}
-	if err := s.ram.finish(baseCRC); err != nil {
+	if err := s.ram.finish(s.baseCRC); err != nil {
 		return 0, err
 	}
-	d := delta{baseCRC: baseCRC, holds: s.ram.holds}
+	d := delta{baseCRC: s.baseCRC, holds: s.ram.holds}
 	return d.crc(s.ram.f, s.ram.size)
+}
+
+// keepBase links the base and reads it: it must be what the machine was started
+// with, else the delta would be one to something else.
+func (s *save) keepBase() (err error) {
+	if s.req.BasePath == "" {
+		return nil
+	}
+	s.older, s.baseCRC, err = linkBase(s.req.BasePath, s.req.RAMPath, sameAs{s.ram.base}, s.ram.size)
+	return err
 }
 
 // stateHead is the part of the state that comes before the devices: that of
@@ -376,22 +407,35 @@ const maxDeviceBytes = 64 << 20
 // deviceSet is the descriptor set that QEMU writes its devices' state to.
 const deviceSet = 4
 
-// saveDevices makes QEMU write the state of its devices to f. The command is
-// named after Xen, which it was made for, but does nothing special for it.
-func (m *instance) saveDevices(ctx context.Context, f *os.File) error {
-	w, err := os.OpenFile(selfFD(int(f.Fd())), os.O_WRONLY, 0) // QEMU wants a descriptor of just this mode
+// openDevices gives QEMU a file for the state of its devices.
+func (s *save) openDevices(ctx context.Context) (err error) {
+	if s.devices, err = newMemfd("devices", 0); err != nil {
+		return err
+	}
+	s.close = append(s.close, s.devices)
+	w, err := os.OpenFile(selfFD(int(s.devices.Fd())), os.O_WRONLY, 0) // QEMU wants a descriptor of just this mode
 	if err != nil {
 		return err
 	}
 	defer w.Close()
-	return m.request(ctx, "state of devices", func(ctx context.Context) error {
-		if err := m.monitor.AddFD(ctx, deviceSet, w); err != nil {
-			return err
-		}
-		err := m.monitor.SaveDevices(ctx, fdset(deviceSet))
-		return errors.Join(err, m.monitor.RemoveFD(context.WithoutCancel(ctx), deviceSet))
+	mon := s.m.monitor
+	s.close = append(s.close, closer(func() error {
+		return s.m.request(context.WithoutCancel(ctx), "state of devices", func(ctx context.Context) error { return mon.RemoveFD(ctx, deviceSet) })
+	}))
+	return s.m.request(ctx, "state of devices", func(ctx context.Context) error { return mon.AddFD(ctx, deviceSet, w) })
+}
+
+// saveDevices makes QEMU write the state of its devices. The command is named
+// after Xen, which it was made for, but does nothing special for it.
+func (s *save) saveDevices(ctx context.Context) error {
+	return s.m.request(ctx, "state of devices", func(ctx context.Context) error {
+		return s.m.monitor.SaveDevices(ctx, fdset(deviceSet))
 	})
 }
+
+type closer func() error
+
+func (c closer) Close() error { return c() }
 
 // standStill runs f while the virtual processors stand still and returns for
 // how long they did. Afterwards the machine is as before, unless it is to stay

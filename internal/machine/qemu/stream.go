@@ -343,7 +343,8 @@ type pageStream struct {
 	w       *bufio.Writer
 	block   string
 	section uint32
-	pages   int64 // written, with those that came again
+	begun   bool
+	bytes   int64 // of pages that are not zero, with those that came again
 	err     error
 }
 
@@ -367,17 +368,18 @@ func (s *pageStream) put(page int64, data []byte) error {
 		v |= ramPage
 	}
 	var b []byte
-	if s.pages == 0 {
+	if !s.begun {
 		b = binary.BigEndian.AppendUint32([]byte{sectionPart}, s.section)
 		b = appendName(binary.BigEndian.AppendUint64(b, v), s.block)
 	} else {
 		b = binary.BigEndian.AppendUint64(b, v|ramContinue)
 	}
-	s.pages++
+	s.begun = true
 	if zero {
 		s.write(append(b, 0))
 		return s.err
 	}
+	s.bytes += pageBytes
 	s.write(b)
 	s.write(data)
 	return s.err
@@ -388,7 +390,7 @@ func (s *pageStream) drop(page int64) error { return s.put(page, zeroPage[:]) }
 
 // finish ends the section.
 func (s *pageStream) finish() error {
-	if s.pages > 0 {
+	if s.begun {
 		s.write(appendSectionEnd(nil, s.section))
 	}
 	return s.err
