@@ -156,13 +156,13 @@ func TestCrashProcess(t *testing.T) {
 	must(t, err)
 	defer b.Close(context.Background())
 	host := filepath.Join(dir, "host")
-	must(t, os.MkdirAll(filepath.Join(host, "images"), 0o700))
 
 	c := New(Config{Store: crashStore{db, crash}, Bus: crashBus{b, crash}, Logger: slog.Default()})
 	runner := &fakeRunner{bus: crashBus{b, crash}, dir: host, epoch: time.Now().UnixNano(), skip: func(what string) bool {
 		crash.step("runner: " + what)
 		return false
 	}}
+	must(t, runner.init())
 	ctx, cancel := context.WithCancel(t.Context())
 	var group errgroup.Group
 	group.Go(func() error { return c.Run(ctx) })

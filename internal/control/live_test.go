@@ -20,9 +20,9 @@ import (
 // that control knows.
 func (w *world) startRunner(r *fakeRunner) (stop func()) {
 	w.t.Helper()
-	r.bus = w.bus
+	r.bus, r.clock = w.bus, w.clock
 	r.dir = filepath.Join(w.dir, "host")
-	must(w.t, os.MkdirAll(filepath.Join(r.dir, "images"), 0o700))
+	must(w.t, r.init())
 	images, err := w.ListImages(w.t.Context())
 	must(w.t, err)
 	for _, i := range images {

@@ -42,57 +42,69 @@ func TestPathsFollowTheTable(t *testing.T) {
 // TestSandboxEvents has every status reported in every status.
 func TestSandboxEvents(t *testing.T) {
 	type changes map[skerry.Status]skerry.Status // reported -> becomes; others change nothing
-	want := map[skerry.Status]changes{
-		"queued":   {},
-		"pending":  {},
+	ephemeral := map[skerry.Status]changes{
 		"assigned": {"booting": "booting", "running": "running", "failed": "failed", "lost": "lost", "deleted": "failed"},
 		"booting":  {"running": "running", "failed": "failed", "lost": "lost", "deleted": "failed"},
 		"running":  {"failed": "failed", "lost": "lost", "deleted": "lost"},
-		"stopping": {}, // and the next three are not for an ephemeral sandbox
-		"stopped":  {},
-		"pausing":  {},
-		"paused":   {},
 		"deleting": {"deleted": "deleted"},
-		"deleted":  {},
-		"failed":   {},
-		"lost":     {},
+	}
+	persistent := map[skerry.Status]changes{
+		"assigned": {"booting": "booting", "running": "running", "stopped": "stopped", "paused": "paused", "failed": "failed", "lost": "lost", "deleted": "failed"},
+		"booting":  {"running": "running", "stopped": "stopped", "paused": "paused", "failed": "failed", "lost": "lost", "deleted": "failed"},
+		"running":  {"stopped": "stopped", "paused": "paused", "failed": "failed", "lost": "lost", "deleted": "lost"},
+		"stopping": {"stopped": "stopped", "failed": "failed", "lost": "lost", "deleted": "lost"},
+		"stopped":  {"failed": "failed", "lost": "lost", "deleted": "lost"},
+		"pausing":  {"paused": "paused", "running": "running", "stopped": "stopped", "failed": "failed", "lost": "lost", "deleted": "lost"},
+		"paused":   {"stopped": "stopped", "failed": "failed", "lost": "lost", "deleted": "lost"},
+		"lost":     {"stopped": "stopped", "paused": "paused", "running": "running"},
+		"deleting": {"deleted": "deleted"},
 	}
 	w := newWorld(t)
-	for _, from := range skerry.Statuses() {
-		for _, reported := range append(skerry.Statuses(), "", "nonsense") {
-			s := w.put(fmt.Sprintf("%s-%s", from, reported), from)
-			e := bus.Event{Kind: bus.EventSandbox, RunnerID: runnerA, SandboxID: s.ID, MachineID: s.Machine, Status: reported, Reason: "why", User: "app", Unenforced: []string{"resources.cpu"}}
-			becomes, changed := want[from][reported]
-			if !changed {
-				becomes = from
-			}
-			for range 2 { // at least once
-				must(t, w.event(t.Context(), e))
-				got := w.row(s.ID)
-				if got.Status != becomes || (got.Version > 1) != changed {
-					t.Errorf("%s, reported %s: is %s at version %d, want %s", from, reported, got.Status, got.Version, becomes)
+	for kind, want := range map[bool]map[skerry.Status]changes{false: ephemeral, true: persistent} {
+		for _, from := range skerry.Statuses() {
+			for _, reported := range append(skerry.Statuses(), "", "nonsense") {
+				becomes, changed := want[from][reported]
+				if !changed {
+					becomes = from
 				}
-				if failed := becomes == "failed" || becomes == "lost"; failed && changed && !strings.Contains(got.Reason, "why") && reported != "deleted" {
-					t.Errorf("%s, reported %s: reason %q", from, reported, got.Reason)
-				}
-				if running := changed && becomes == "running"; running && (got.StartedAt == nil || got.User != "app" || len(got.Unenforced) != 1) {
-					t.Errorf("%s, reported %s: %+v", from, reported, got)
-				}
-			}
-			// Nothing but its own machine on its own runner speaks for a sandbox.
-			s = w.put(fmt.Sprintf("other-%s-%s", from, reported), from)
-			for _, stale := range []bus.Event{
-				{RunnerID: runnerA, MachineID: skerry.NewMachineID(), SandboxID: s.ID},
-				{RunnerID: runnerB, MachineID: s.Machine, SandboxID: s.ID},
-				{RunnerID: runnerA, SandboxID: skerry.NewSandboxID(), MachineID: s.Machine},
-			} {
-				stale.Kind, stale.Status = bus.EventSandbox, reported
-				must(t, w.event(t.Context(), stale))
-			}
-			if got := w.row(s.ID); got.Version != 1 {
-				t.Errorf("%s: changed to %s by a stale event", from, got.Status)
+				w.testEvent(kind, from, reported, becomes)
 			}
 		}
+	}
+}
+
+func (w *world) testEvent(persistent bool, from, reported, becomes skerry.Status) {
+	t := w.t
+	name := fmt.Sprintf("%v-%s-%s", persistent, from, reported)
+	kind := func(s *store.Sandbox) { s.Persistent = persistent }
+	s := w.putChanged(name, from, kind)
+	changed := from != becomes
+	e := bus.Event{Kind: bus.EventSandbox, RunnerID: runnerA, SandboxID: s.ID, MachineID: s.Machine, Status: reported, Reason: "why", User: "app", Unenforced: []string{"resources.cpu"}}
+	for range 2 { // at least once
+		must(t, w.event(t.Context(), e))
+		got := w.row(s.ID)
+		if got.Status != becomes || (got.Version > 1) != changed {
+			t.Errorf("%s: is %s at version %d, want %s", name, got.Status, got.Version, becomes)
+		}
+		if changed && reported != "deleted" && becomes != "booting" && got.Reason != "why" {
+			t.Errorf("%s: reason %q", name, got.Reason)
+		}
+		if running := changed && becomes == "running"; running && (got.StartedAt == nil || got.User != "app" || len(got.Unenforced) != 1) {
+			t.Errorf("%s: %+v", name, got)
+		}
+	}
+	// Nothing but its own machine on its own runner speaks for a sandbox.
+	s = w.putChanged("other-"+name, from, kind)
+	for _, stale := range []bus.Event{
+		{RunnerID: runnerA, MachineID: skerry.NewMachineID(), SandboxID: s.ID},
+		{RunnerID: runnerB, MachineID: s.Machine, SandboxID: s.ID},
+		{RunnerID: runnerA, SandboxID: skerry.NewSandboxID(), MachineID: s.Machine},
+	} {
+		stale.Kind, stale.Status = bus.EventSandbox, reported
+		must(t, w.event(t.Context(), stale))
+	}
+	if got := w.row(s.ID); got.Version != 1 {
+		t.Errorf("%s: changed to %s by a stale event", name, got.Status)
 	}
 }
 
@@ -468,13 +480,15 @@ func (w *world) waitForWaiters(id skerry.SandboxID, n int) {
 
 func TestReport(t *testing.T) {
 	w := newWorld(t)
+	const deleted, removed = bus.CommandDeleteSandbox, bus.CommandRemoveMachine
 	tests := []struct {
-		name          string
-		status        skerry.Status // as recorded, claimed in epoch 1
-		lists         skerry.Status // what the runner says in epoch 2, "" if it does not list it
-		wrongMachine  bool
-		want          skerry.Status
-		deleteCommand bool
+		name         string
+		persistent   bool
+		status       skerry.Status // as recorded, claimed in epoch 1
+		lists        skerry.Status // what the runner says in epoch 2, "" if it does not list it
+		wrongMachine bool
+		want         skerry.Status
+		command      string // what is ordered for the machine that is listed
 	}{
 		{name: "running as recorded", status: "running", lists: "running", want: "running"},
 		{name: "booted meanwhile", status: "assigned", lists: "running", want: "running"},
@@ -487,15 +501,40 @@ func TestReport(t *testing.T) {
 		{name: "deleting, missing", status: "deleting", want: "deleted"},
 		{name: "failed, missing", status: "failed", want: "failed"},
 		{name: "lost, missing", status: "lost", want: "lost"},
-		{name: "deleting, there", status: "deleting", lists: "running", want: "deleting", deleteCommand: true},
-		{name: "deleted, there", status: "deleted", lists: "running", want: "deleted", deleteCommand: true},
-		{name: "lost, there", status: "lost", lists: "running", want: "lost", deleteCommand: true},
+		{name: "deleting, there", status: "deleting", lists: "running", want: "deleting", command: deleted},
+		{name: "deleted, there", status: "deleted", lists: "running", want: "deleted", command: deleted},
+		{name: "lost, there", status: "lost", lists: "running", want: "lost", command: removed},
 		{name: "failed, there", status: "failed", lists: "running", want: "failed"},
-		{name: "another machine", status: "running", lists: "running", wrongMachine: true, want: "lost", deleteCommand: true},
+		{name: "another machine", status: "running", lists: "running", wrongMachine: true, want: "lost", command: removed},
+
+		{name: "persistent, running", persistent: true, status: "running", lists: "running", want: "running"},
+		{name: "persistent, machine ended", persistent: true, status: "running", lists: "stopped", want: "stopped"},
+		{name: "persistent, stopped meanwhile", persistent: true, status: "stopping", lists: "stopped", want: "stopped"},
+		{name: "persistent, stopped", persistent: true, status: "stopped", lists: "stopped", want: "stopped"},
+		{name: "persistent, paused meanwhile", persistent: true, status: "pausing", lists: "paused", want: "paused"},
+		{name: "persistent, ended while it was paused", persistent: true, status: "pausing", lists: "stopped", want: "stopped"},
+		{name: "persistent, paused", persistent: true, status: "paused", lists: "paused", want: "paused"},
+		{name: "persistent, paused unasked", persistent: true, status: "running", lists: "paused", want: "paused"},
+		{name: "persistent, memory gone", persistent: true, status: "paused", lists: "stopped", want: "stopped"},
+		{name: "persistent, lost and stopped", persistent: true, status: "lost", lists: "stopped", want: "stopped"},
+		{name: "persistent, lost and paused", persistent: true, status: "lost", lists: "paused", want: "paused"},
+		{name: "persistent, lost and running", persistent: true, status: "lost", lists: "running", want: "running"},
+		{name: "persistent, running, missing", persistent: true, status: "running", want: "lost"},
+		{name: "persistent, stopped, missing", persistent: true, status: "stopped", want: "lost"},
+		{name: "persistent, paused, missing", persistent: true, status: "paused", want: "lost"},
+		{name: "persistent, stopping, missing", persistent: true, status: "stopping", want: "lost"},
+		{name: "persistent, assigned, missing", persistent: true, status: "assigned", want: "failed"},
+		{name: "persistent, deleting, stopped", persistent: true, status: "deleting", lists: "stopped", want: "deleting", command: deleted},
+		{name: "persistent, deleted, paused", persistent: true, status: "deleted", lists: "paused", want: "deleted", command: deleted},
+		{name: "persistent, deleting, an earlier machine", persistent: true, status: "deleting", lists: "stopped", wrongMachine: true, want: "deleting", command: deleted},
+		{name: "persistent, an earlier machine, stopped", persistent: true, status: "running", lists: "stopped", wrongMachine: true, want: "stopped"},
+		{name: "persistent, an earlier machine, paused", persistent: true, status: "paused", lists: "paused", wrongMachine: true, want: "paused"},
+		{name: "persistent, lost, an earlier machine", persistent: true, status: "lost", lists: "stopped", wrongMachine: true, want: "stopped"},
+		{name: "persistent, an earlier machine runs", persistent: true, status: "running", lists: "running", wrongMachine: true, want: "lost", command: removed},
 	}
 	for i, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
-			s := w.put(fmt.Sprint("s", i), test.status)
+			s := w.putChanged(fmt.Sprint("s", i), test.status, func(s *store.Sandbox) { s.Persistent = test.persistent })
 			w.takeOutbox()
 			machine := s.Machine
 			if test.wrongMachine {
@@ -509,13 +548,20 @@ func TestReport(t *testing.T) {
 				w.report(runnerA, 2, machines...)
 				w.wantStatus(s.ID, test.want)
 			}
-			s.Machine = machine
-			got := slices.Contains(w.takeOutbox(), deleteCommand(s))
-			if got != test.deleteCommand {
-				t.Errorf("command to delete: %v, want %v", got, test.deleteCommand)
+			var got string
+			for _, c := range w.takeCommands() {
+				if c.MachineID == machine {
+					got = c.Kind
+				}
+			}
+			if got != test.command {
+				t.Errorf("command %q, want %q", got, test.command)
 			}
 			if reason := w.row(s.ID).Reason; (test.want == "lost" || test.want == "failed") && test.status != test.want && reason == "" {
 				t.Error("no reason")
+			}
+			if m := w.row(s.ID).Machine; test.lists != "" && (test.want == "stopped" || test.want == "paused") && m != machine {
+				t.Errorf("machine %s, want %s, which the runner has", m, machine)
 			}
 		})
 	}
@@ -524,6 +570,27 @@ func TestReport(t *testing.T) {
 	w.report(runnerA, 2, bus.MachineReport{SandboxID: unknown.ID, MachineID: unknown.Machine, Status: "running"})
 	if commands := w.takeOutbox(); !slices.Contains(commands, deleteCommand(unknown)) {
 		t.Errorf("unknown machine: commands %q", commands)
+	}
+}
+
+// TestClaimLostInAPowerFailure: what a runner has of a sandbox whose claim is
+// not recorded any more is taken over.
+func TestClaimLostInAPowerFailure(t *testing.T) {
+	w := newWorld(t)
+	for _, test := range []struct {
+		persistent bool
+		lists      skerry.Status
+	}{{false, "running"}, {true, "running"}, {true, "stopped"}, {true, "paused"}} {
+		for _, status := range []skerry.Status{"queued", "pending"} {
+			s := w.putChanged(fmt.Sprint(test, status), status, func(s *store.Sandbox) { s.Persistent = test.persistent })
+			m := skerry.NewMachineID()
+			w.takeOutbox()
+			w.report(runnerA, 2, bus.MachineReport{SandboxID: s.ID, MachineID: m, Status: test.lists})
+			got := w.row(s.ID)
+			if commands := w.takeCommands(); len(commands) > 0 || got.Status != test.lists || got.Machine != m || got.Runner != runnerA || got.StartedAt == nil {
+				t.Errorf("%s, listed as %s: %+v, commands %+v", status, test.lists, got, commands)
+			}
+		}
 	}
 }
 

@@ -74,11 +74,12 @@ func TestRetention(t *testing.T) {
 
 func TestRunnerGoesAway(t *testing.T) {
 	w := newWorld(t)
-	rows := map[skerry.Status]skerry.SandboxID{}
+	rows, persistent := map[skerry.Status]skerry.SandboxID{}, map[skerry.Status]skerry.SandboxID{}
 	for _, s := range skerry.Statuses() {
 		if skerry.StatusQueued.CanReach(s, false) {
 			rows[s] = w.put(string(s), s).ID
 		}
+		persistent[s] = w.putPersistent("persistent-"+string(s), s).ID
 	}
 	pulling, err := w.PullImage(t.Context(), skerry.PullRequest{Reference: "pulling"})
 	must(t, err)
@@ -100,20 +101,24 @@ func TestRunnerGoesAway(t *testing.T) {
 	w.clock.advance(DefaultLostAfter - time.Microsecond)
 	w.tick()
 	w.wantStatus(rows["running"], skerry.StatusRunning)
+	w.wantStatus(persistent["stopped"], skerry.StatusStopped)
 	w.clock.advance(time.Microsecond)
 	w.tick()
 	w.tick() // changes nothing
 	want := map[skerry.Status]skerry.Status{"queued": "queued", "pending": "pending", "deleting": "deleted", "deleted": "deleted", "failed": "failed"}
-	for status, id := range rows {
-		end, ok := want[status]
-		if !ok {
-			end = skerry.StatusLost
+	for _, ids := range []map[skerry.Status]skerry.SandboxID{rows, persistent} {
+		for status, id := range ids {
+			end, ok := want[status]
+			if !ok {
+				end = skerry.StatusLost
+			}
+			w.wantStatus(id, end)
 		}
-		w.wantStatus(id, end)
 	}
 	w.wantImage(pulling.ID, skerry.ImageFailed)
 
-	// It comes back: it is asked what it has, and loses what was given up.
+	// It comes back: it is asked what it has, and loses what was given up. What
+	// is persistent is there again.
 	w.takeOutbox()
 	w.keepAlive()
 	online(true)
@@ -121,9 +126,20 @@ func TestRunnerGoesAway(t *testing.T) {
 		t.Errorf("commands %q", commands)
 	}
 	running := w.row(rows["running"])
-	w.report(runnerA, 1, bus.MachineReport{SandboxID: running.ID, MachineID: running.Machine, Status: skerry.StatusRunning})
-	if commands := w.takeOutbox(); len(commands) != 1 || commands[0] != deleteCommand(running) {
+	machines := []bus.MachineReport{{SandboxID: running.ID, MachineID: running.Machine, Status: skerry.StatusRunning}}
+	for _, status := range []skerry.Status{"running", "stopped", "paused"} {
+		s := w.row(persistent[status])
+		machines = append(machines, bus.MachineReport{SandboxID: s.ID, MachineID: s.Machine, Status: status})
+	}
+	w.report(runnerA, 1, machines...)
+	if commands := w.takeOutbox(); len(commands) != 1 || commands[0] != removeCommand(running) {
 		t.Errorf("commands %q", commands)
+	}
+	for _, status := range []skerry.Status{"running", "stopped", "paused"} {
+		w.wantStatus(persistent[status], status)
+		if s := w.row(persistent[status]); s.Reason != "" {
+			t.Errorf("%s again, with reason %q", status, s.Reason)
+		}
 	}
 }
 

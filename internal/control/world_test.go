@@ -2,10 +2,12 @@ package control
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -192,19 +194,38 @@ func (w *world) claimAs(id skerry.SandboxID, epoch int64) skerry.MachineID {
 	return m
 }
 
-// put writes a sandbox in the given status, with a machine on run_a if it had
-// got so far, and returns it.
+// put writes an ephemeral sandbox in the given status, with a machine on run_a
+// if it had got so far, and returns it.
 func (w *world) put(name string, status skerry.Status) store.Sandbox {
 	w.t.Helper()
+	return w.putChanged(name, status, func(*store.Sandbox) {})
+}
+
+// putPersistent is put for a persistent sandbox.
+func (w *world) putPersistent(name string, status skerry.Status) store.Sandbox {
+	w.t.Helper()
+	return w.putChanged(name, status, func(s *store.Sandbox) { s.Persistent = true })
+}
+
+// putChanged is put for a row that is changed before it is written.
+func (w *world) putChanged(name string, status skerry.Status, change func(*store.Sandbox)) store.Sandbox {
+	w.t.Helper()
 	now := w.Control.now()
-	s := store.Sandbox{Sandbox: skerry.Sandbox{ID: skerry.NewSandboxID(), Name: name, Status: status, ImageID: "img_x",
-		CreatedAt: now, UpdatedAt: now, CreateDeadline: now.Add(time.Hour)}, RunnerEpoch: 1}
-	if status != skerry.StatusQueued && status != skerry.StatusPending {
+	s := store.Sandbox{Sandbox: skerry.Sandbox{ID: skerry.NewSandboxID(), Name: name, Status: status, State: status.State(), ImageID: "img_x",
+		CreatedAt: now, UpdatedAt: now, CreateDeadline: now.Add(time.Hour)}, RunnerEpoch: 1, Version: 1}
+	s.Lifecycle.LastActivityAt = &now
+	switch status {
+	case skerry.StatusQueued, skerry.StatusPending:
+	case skerry.StatusAssigned, skerry.StatusBooting, skerry.StatusFailed:
 		s.Runner, s.Machine = runnerA, skerry.NewMachineID()
+	default:
+		s.Runner, s.Machine, s.StartedAt = runnerA, skerry.NewMachineID(), &now
 	}
 	if status == skerry.StatusDeleted {
 		s.DeletedAt = now
 	}
+	change(&s)
+	schedule(&s)
 	must(w.t, w.db.Update(w.t.Context(), func(tx store.Tx) error { return tx.InsertSandbox(w.t.Context(), s) }))
 	return s
 }
@@ -259,6 +280,45 @@ func (w *world) takeOutbox() (commands []string) {
 		return nil
 	}))
 	return commands
+}
+
+// takeCommands returns the commands for a runner in the outbox, without the
+// creates, and empties it.
+func (w *world) takeCommands() (commands []bus.Command) {
+	w.t.Helper()
+	for _, text := range w.takeOutbox() {
+		_, payload, _ := strings.Cut(text, " ")
+		var c bus.Command
+		if json.Unmarshal([]byte(payload), &c) == nil {
+			commands = append(commands, c)
+		}
+	}
+	return commands
+}
+
+// oneCommand returns the one command in the outbox, which must be of the kind.
+func (w *world) oneCommand(kind string) bus.Command {
+	w.t.Helper()
+	commands := w.takeCommands()
+	if len(commands) != 1 || commands[0].Kind != kind {
+		w.t.Fatalf("commands %+v, want one %s", commands, kind)
+	}
+	return commands[0]
+}
+
+// say has run_a say something of the machine that a sandbox has now.
+func (w *world) say(id skerry.SandboxID, e bus.Event) {
+	w.t.Helper()
+	s := w.row(id)
+	e.RunnerID, e.SandboxID, e.MachineID = runnerA, s.ID, s.Machine
+	if e.Kind == "" {
+		e.Kind = bus.EventSandbox
+	}
+	must(w.t, w.event(w.t.Context(), e))
+}
+
+func removeCommand(s store.Sandbox) string {
+	return strings.Replace(deleteCommand(s), bus.CommandDeleteSandbox, bus.CommandRemoveMachine, 1)
 }
 
 func deleteCommand(s store.Sandbox) string {
