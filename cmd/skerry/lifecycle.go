@@ -31,7 +31,7 @@ func sandboxPolicy(c *cli) *cobra.Command {
 	var p policy
 	cmd := &cobra.Command{
 		Use: "policy NAME…", Short: "Show or change the timeouts of sandboxes",
-		Long: "Show the timeouts of sandboxes, or change those that are given. A timeout counts from now, and cannot be cleared; neither is activity.",
+		Long: "Show the timeouts of sandboxes, or change what is given. A timeout counts from now and cannot be cleared. No change counts as activity.",
 		Example: `  skerry sandbox policy work
   skerry sandbox policy work --timeout-seconds 3600 --idle-expiry-seconds 0
   skerry sandbox policy work --idle-expiry-seconds 1800 --on-idle-timeout stop`,

@@ -32,6 +32,9 @@ func enter(s *store.Sandbox, status skerry.Status, now time.Time) {
 		s.RetryAt = now.Add(actionRetry)
 	case status == skerry.StatusStopped || status == skerry.StatusPaused:
 		s.ReclaimDue, s.IdleAskedAt = false, time.Time{}
+		if s.StartedAt == nil {
+			s.StartedAt = &now // nobody has seen it run, but it is made
+		}
 		if s.Lifecycle.OnTimeout != skerry.ActionDelete {
 			s.Lifecycle.TimeoutAt = nil // what it would do is done
 		}

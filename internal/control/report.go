@@ -70,6 +70,13 @@ func (c *Control) reportedMachine(ctx context.Context, t *txn, r bus.RunnerRepor
 		return false, nil // as good as not listed
 	case over:
 		return c.deleteReported(ctx, t, r, m, s)
+	case waitsForRunner(s) && s.Machine == "" && (s.Runner == "" || s.Runner == r.Runner.ID):
+		// Its claim was answered, and that lost in a power failure.
+		s.Runner, s.Machine, s.RunnerEpoch = r.Runner.ID, m.MachineID, r.Epoch
+		if err := t.move(ctx, &s, skerry.StatusAssigned); err != nil {
+			return false, err
+		}
+		return true, c.ownMachine(ctx, t, r, m, s)
 	case own && (s.Persistent || s.Status != skerry.StatusLost):
 		return true, c.ownMachine(ctx, t, r, m, s)
 	case !own && s.Persistent && s.Runner == r.Runner.ID && s.Machine != "" && !machines[s.Machine]:

@@ -49,7 +49,7 @@ func TestSandboxEvents(t *testing.T) {
 		"deleting": {"deleted": "deleted"},
 	}
 	persistent := map[skerry.Status]changes{
-		"assigned": ephemeral["assigned"],
+		"assigned": {"booting": "booting", "running": "running", "stopped": "stopped", "paused": "paused", "failed": "failed", "lost": "lost", "deleted": "failed"},
 		"booting":  {"running": "running", "stopped": "stopped", "paused": "paused", "failed": "failed", "lost": "lost", "deleted": "failed"},
 		"running":  {"stopped": "stopped", "paused": "paused", "failed": "failed", "lost": "lost", "deleted": "lost"},
 		"stopping": {"stopped": "stopped", "failed": "failed", "lost": "lost", "deleted": "lost"},
@@ -570,6 +570,27 @@ func TestReport(t *testing.T) {
 	w.report(runnerA, 2, bus.MachineReport{SandboxID: unknown.ID, MachineID: unknown.Machine, Status: "running"})
 	if commands := w.takeOutbox(); !slices.Contains(commands, deleteCommand(unknown)) {
 		t.Errorf("unknown machine: commands %q", commands)
+	}
+}
+
+// TestClaimLostInAPowerFailure: what a runner has of a sandbox whose claim is
+// not recorded any more is taken over.
+func TestClaimLostInAPowerFailure(t *testing.T) {
+	w := newWorld(t)
+	for _, test := range []struct {
+		persistent bool
+		lists      skerry.Status
+	}{{false, "running"}, {true, "running"}, {true, "stopped"}, {true, "paused"}} {
+		for _, status := range []skerry.Status{"queued", "pending"} {
+			s := w.putChanged(fmt.Sprint(test, status), status, func(s *store.Sandbox) { s.Persistent = test.persistent })
+			m := skerry.NewMachineID()
+			w.takeOutbox()
+			w.report(runnerA, 2, bus.MachineReport{SandboxID: s.ID, MachineID: m, Status: test.lists})
+			got := w.row(s.ID)
+			if commands := w.takeCommands(); len(commands) > 0 || got.Status != test.lists || got.Machine != m || got.Runner != runnerA || got.StartedAt == nil {
+				t.Errorf("%s, listed as %s: %+v, commands %+v", status, test.lists, got, commands)
+			}
+		}
 	}
 }
 

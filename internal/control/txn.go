@@ -83,6 +83,11 @@ func path(from, to skerry.Status, persistent bool) ([]skerry.Status, bool) {
 	if from.CanBecome(to, persistent) {
 		return []skerry.Status{to}, true
 	}
+	// It ran, and none of that was recorded before a power failure.
+	booting := creation[:len(creation)-1]
+	if i := slices.Index(booting, from); i >= 0 && persistent && (to == skerry.StatusStopped || to == skerry.StatusPaused) {
+		return append(slices.Clone(booting[i+1:]), to), true
+	}
 	if to == skerry.StatusPaused && from.CanBecome(skerry.StatusPausing, persistent) {
 		return []skerry.Status{skerry.StatusPausing, skerry.StatusPaused}, true
 	}

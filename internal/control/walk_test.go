@@ -13,7 +13,7 @@ import (
 	"skerry.dev/skerry/internal/store"
 )
 
-const walkSteps = 600
+const walkSteps = 1000
 
 // TestRandomWalk does what users, hosts and failures do, in random order, over
 // several sandboxes at once: operations, messages delivered late and twice,
@@ -22,7 +22,7 @@ const walkSteps = 600
 // then every sandbox must be what the model says, nothing may be under way, and
 // the host must have exactly what is recorded, with all files.
 func TestRandomWalk(t *testing.T) {
-	for seed := range uint64(4) {
+	for seed := range uint64(2) {
 		t.Run(fmt.Sprint("seed=", seed), func(t *testing.T) {
 			t.Parallel()
 			walk := newWalk(t, seed)
@@ -96,7 +96,7 @@ func (k *walk) step() {
 		}
 		return nil
 	}
-	if !k.chance(3) {
+	if !k.chance(2) {
 		if _, err := k.post.step(k.random); errors.Is(err, errCrash) {
 			k.did["runner crash"]++
 			k.unsettled(skerry.StatusFailed)
@@ -108,7 +108,7 @@ func (k *walk) step() {
 		}
 		return
 	}
-	switch k.random.IntN(24) {
+	switch k.random.IntN(32) {
 	case 0:
 		k.did["control restart"]++
 		k.post.restartControl()
@@ -204,11 +204,13 @@ func (k *walk) write() {
 	must(k.t, k.post.runner.putDisk(id, disk))
 }
 
-// pick returns one of the sandboxes that are not deleted, or nil.
+// pick returns one of the sandboxes, mostly one that can be used, or nil.
 func (k *walk) pick() (skerry.SandboxID, *modelSandbox) {
 	var ids []skerry.SandboxID
 	for _, id := range k.order {
-		if !k.sandboxes[id].may[skerry.StatusDeleted] || k.chance(20) {
+		may := k.sandboxes[id].may
+		over := may[skerry.StatusDeleted] || len(may) == 1 && (may[skerry.StatusFailed] || may[skerry.StatusLost])
+		if !over || k.chance(20) {
 			ids = append(ids, id)
 		}
 	}

@@ -8,6 +8,7 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -143,6 +144,34 @@ func TestEventStreamHeartbeat(t *testing.T) {
 		<-done
 		if n := strings.Count(w.Body.String(), "\n: "); n != 3 {
 			t.Errorf("%d comments in 46 s: %q", n, w.Body)
+		}
+	})
+}
+
+// stuck is the connection of a reader that takes nothing: a write ends at its
+// deadline.
+type stuck struct {
+	http.ResponseWriter
+	deadline time.Time
+	writes   int
+}
+
+func (w *stuck) SetWriteDeadline(at time.Time) error { w.deadline = at; return nil }
+
+func (w *stuck) Write([]byte) (int, error) {
+	w.writes++
+	time.Sleep(time.Until(w.deadline))
+	return 0, os.ErrDeadlineExceeded
+}
+
+func TestEventStreamOfASlowReaderIsCut(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := httptest.NewRequest("GET", "http://localhost/v2/events?after=0", nil)
+		r.Header.Set("Authorization", "Bearer "+token)
+		start, w := time.Now(), &stuck{ResponseWriter: httptest.NewRecorder()}
+		newHandler(t, &control{events: []skerry.Event{event(1, "sbx_a")}}).ServeHTTP(w, r)
+		if after := time.Since(start); after != 30*time.Second || w.writes != 1 {
+			t.Errorf("cut after %s and %d writes, want 30 s and the first", after, w.writes)
 		}
 	})
 }
