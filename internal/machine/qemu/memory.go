@@ -2,10 +2,8 @@ package qemu
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"regexp"
 	"strconv"
@@ -25,14 +23,6 @@ type processMemory struct {
 	pagemap *os.File
 }
 
-// Bits of an entry of /proc/PID/pagemap (the kernel's "Examining Process Page
-// Tables").
-const (
-	pageIsFile    = 1 << 61 // or shared: of a private mapping, not written to
-	pageIsSwapped = 1 << 62
-	pageIsPresent = 1 << 63
-)
-
 func openMemory(pid int, address uintptr, bytes int64) (*processMemory, error) {
 	f, err := os.Open(fmt.Sprintf("/proc/%d/pagemap", pid))
 	if err != nil {
@@ -50,33 +40,11 @@ func (m *processMemory) Close() error { return m.pagemap.Close() }
 
 // runs implements pageSource: the pages that QEMU has copies of.
 func (m *processMemory) runs(f func(from, to int64) error) error {
-	buf := make([]byte, 64<<10)
-	from, page := int64(-1), int64(0)
-	for page < m.pages {
-		n := min((m.pages-page)*8, int64(len(buf)))
-		if _, err := m.pagemap.ReadAt(buf[:n], (int64(m.address)/pageBytes+page)*8); err != nil {
-			if errors.Is(err, io.EOF) {
-				err = errors.New("the process has ended")
-			}
-			return fmt.Errorf("page map: %w", err)
-		}
-		for e := buf[:n]; len(e) > 0; e, page = e[8:], page+1 {
-			v := binary.LittleEndian.Uint64(e)
-			own := v&(pageIsPresent|pageIsSwapped) != 0 && v&pageIsFile == 0
-			if own && from < 0 {
-				from = page
-			} else if !own && from >= 0 {
-				if err := f(from, page); err != nil {
-					return err
-				}
-				from = -1
-			}
-		}
+	err := m.scan(f)
+	if errors.Is(err, errors.ErrUnsupported) {
+		return m.entries(f)
 	}
-	if from >= 0 {
-		return f(from, page)
-	}
-	return nil
+	return err
 }
 
 // read implements pageSource.

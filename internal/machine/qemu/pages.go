@@ -3,7 +3,6 @@ package qemu
 import (
 	"context"
 	"hash/maphash"
-	"slices"
 )
 
 // pageSource is memory of a machine, in pages of pageBytes.
@@ -122,10 +121,11 @@ func (c *pageCopy) forget(to pageSink) (dropped int64, err error) {
 
 // heldPages takes pages while the machine stands still and gives them to the
 // sink when it runs again: a file may make its writer wait. It holds at most
-// maxHeldBytes; a guest that changes more than that between two passes stands
+// limit bytes; a guest that changes more than that between two passes stands
 // still until it is written.
 type heldPages struct {
 	to    pageSink
+	limit int
 	pages []heldPage
 	data  []byte
 }
@@ -138,7 +138,7 @@ type heldPage struct {
 const maxHeldBytes = 64 << 20
 
 func (h *heldPages) put(page int64, data []byte) error {
-	if len(h.data)+len(data) > maxHeldBytes {
+	if len(h.data)+len(data) > h.limit {
 		if err := h.release(); err != nil {
 			return err
 		}
@@ -170,9 +170,4 @@ func (h *heldPages) release() error {
 	}
 	h.pages, h.data = h.pages[:0], h.data[:0]
 	return nil
-}
-
-// reserve makes room, so that none has to be made while the machine waits.
-func (h *heldPages) reserve(bytes int) {
-	h.data = slices.Grow(h.data, min(bytes, maxHeldBytes))
 }

@@ -65,7 +65,7 @@ func TestPageCopy(t *testing.T) {
 	} {
 		step.change()
 		before := sink.calls
-		held := &heldPages{to: sink}
+		held := &heldPages{to: sink, limit: maxHeldBytes}
 		got, err := c.pass(t.Context(), held)
 		if err != nil || got != step.want {
 			t.Errorf("%s: got %d changes, %v; want %d", step.name, got, err, step.want)
@@ -90,15 +90,16 @@ func TestPageCopy(t *testing.T) {
 // TestHeldPagesBound: more than fits is passed on in between.
 func TestHeldPagesBound(t *testing.T) {
 	sink := &recorder{pages: map[int64]byte{}}
-	h := &heldPages{to: sink}
-	const pages = maxHeldBytes/pageBytes + 3
+	const limit = 8 * pageBytes
+	h := &heldPages{to: sink, limit: limit}
+	const pages = limit/pageBytes + 3
 	data := pageOf('z')
 	for page := range int64(pages) {
 		if err := h.put(page, data); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if sink.calls != pages-3 || cap(h.data) > 2*maxHeldBytes {
+	if sink.calls != pages-3 || cap(h.data) > 2*limit {
 		t.Errorf("got %d pages passed on and %d bytes of room", sink.calls, cap(h.data))
 	}
 	if err := h.release(); err != nil || sink.calls != pages {

@@ -259,7 +259,7 @@ func (s *save) copyStill(ctx context.Context) error {
 			return err
 		}
 	}
-	held := []*heldPages{{to: s.ram}, {to: s.stream}}
+	held := []*heldPages{{to: s.ram, limit: maxHeldBytes}, {to: s.stream, limit: maxHeldBytes}}
 	if _, err := s.base.pass(ctx, held[0]); err != nil {
 		return err
 	}

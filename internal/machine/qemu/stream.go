@@ -88,7 +88,7 @@ var errNotStream = errors.New("not a saved machine")
 // readHead reads the head of a stream and drops the pages of pluggable memory.
 // It reads beyond the head's end. What it reads may be of any content.
 func readHead(r io.Reader) (*head, error) {
-	d := &headReader{r: bufio.NewReaderSize(r, 64<<10), keep: true}
+	d := &headReader{r: bufio.NewReader(r), keep: true}
 	d.magic()
 	d.config()
 	d.startSection()
