@@ -280,6 +280,8 @@ func TestCommands(t *testing.T) {
 			{Kind: CommandDeleteSandbox, SandboxID: "sbx_a", MachineID: "mch_a"},
 			{Kind: CommandDeleteSandbox, SandboxID: "sbx_a", MachineID: "mch_b"},
 			{Kind: CommandDeleteImage, ImageID: "img_a"},
+			{Kind: CommandDeleteSnapshot, SnapshotID: "snap_a"},
+			{Kind: CommandDeleteSnapshot, SnapshotID: "snap_b"},
 			{Kind: CommandReport},
 		} {
 			must(t, control.PublishCommand(ctx, "run_a", "", c))

@@ -29,8 +29,9 @@ import (
 // TestKillAtEveryStep runs control plane and runner in a process that kills
 // itself (SIGKILL) at its n-th step, for every n until the process comes to its
 // end: a step is before or after each transaction, message and change on the
-// host, of a create and a delete. Then it runs them once more, undisturbed, and
-// checks that everything comes to rest and nothing is lost or left over.
+// host, of the create, stop and start of a persistent sandbox and the delete of
+// another. Then it runs them once more, undisturbed, and checks that everything
+// comes to rest and nothing is lost or left over.
 func TestKillAtEveryStep(t *testing.T) {
 	if os.Getenv("SKERRY_CRASH_DIR") != "" {
 		t.Skip("is the killed process itself")
@@ -51,7 +52,7 @@ func TestKillAtEveryStep(t *testing.T) {
 	}
 	workers.Wait()
 	if n := next.Load(); n < 30 {
-		t.Errorf("only %d steps, want those of a create and a delete", n)
+		t.Errorf("only %d steps, want those of four operations", n)
 	}
 	t.Logf("killed at each of about %d steps", next.Load()-1)
 }
@@ -139,8 +140,9 @@ func (b crashBus) PublishEvent(ctx context.Context, e bus.Event) error {
 }
 
 // TestCrashProcess is the process that TestKillAtEveryStep kills. The first
-// run, in an empty directory, creates a sandbox and deletes it, and keeps
-// another; it writes down what it was told. A second run checks the outcome.
+// run, in an empty directory, creates a persistent sandbox, stops and starts it,
+// and deletes another; it writes down what it was told. A second run checks the
+// outcome.
 func TestCrashProcess(t *testing.T) {
 	dir := os.Getenv("SKERRY_CRASH_DIR")
 	if dir == "" {
@@ -194,15 +196,24 @@ func (w *world) crashScenario(crash *crasher, step int64, told io.Writer) {
 			w.t.Fatal(err)
 		}
 	}
-	crash.now.Store(0)
-	crash.at.Store(step)
-	keep := w.create("keep")
-	fmt.Fprintln(told, "created", keep.ID)
-	w.waitFor(keep.ID, skerry.StatusRunning)
 	drop := w.create("drop")
 	fmt.Fprintln(told, "created", drop.ID)
 	w.waitFor(drop.ID, skerry.StatusRunning)
-	_, err := w.DeleteSandbox(ctx, "drop")
+	crash.now.Store(0)
+	crash.at.Store(step)
+	req := request("keep")
+	req.Persistent = true
+	keep, _, err := w.CreateSandbox(ctx, req)
+	must(w.t, err)
+	fmt.Fprintln(told, "created", keep.ID)
+	w.waitFor(keep.ID, skerry.StatusRunning)
+	must(w.t, w.do(ctx, skerry.Stop, "keep"))
+	w.waitFor(keep.ID, skerry.StatusStopped)
+	fmt.Fprintln(told, "stopped", keep.ID)
+	must(w.t, w.do(ctx, skerry.Start, "keep"))
+	fmt.Fprintln(told, "started", keep.ID)
+	w.waitFor(keep.ID, skerry.StatusRunning)
+	_, err = w.DeleteSandbox(ctx, "drop")
 	must(w.t, err)
 	fmt.Fprintln(told, "deleted", drop.ID)
 	w.waitFor(drop.ID, skerry.StatusDeleted)
@@ -213,14 +224,14 @@ func (w *world) crashScenario(crash *crasher, step int64, told io.Writer) {
 func (w *world) checkSettled(runner *fakeRunner, told io.Reader) {
 	w.t.Helper()
 	ctx := w.t.Context()
-	rest := []skerry.Status{skerry.StatusRunning, skerry.StatusFailed, skerry.StatusDeleted}
+	rest := []skerry.Status{skerry.StatusDeleted, skerry.StatusRunning, skerry.StatusStopped, skerry.StatusFailed}
 	page, err := w.ListSandboxes(ctx, skerry.SandboxFilter{Deleted: true})
 	must(w.t, err)
 	status := map[skerry.SandboxID]skerry.Status{}
 	for _, s := range page.Items {
 		until := rest
 		if s.Status == skerry.StatusDeleting {
-			until = rest[2:]
+			until = rest[:1]
 		}
 		s, err := w.WaitSandbox(ctx, string(s.ID), until, limit)
 		must(w.t, err)
@@ -234,6 +245,10 @@ func (w *world) checkSettled(runner *fakeRunner, told io.Reader) {
 			w.t.Errorf("%s was %s, and is gone", id, what)
 		case what == "deleted" && got != skerry.StatusDeleted:
 			w.t.Errorf("%s was deleted, and is %s", id, got)
+		case (what == "stopped" || what == "started") && got != skerry.StatusStopped && got != skerry.StatusRunning:
+			w.t.Errorf("%s was %s, and is %s", id, what, got)
+		case what == "started" && got != skerry.StatusRunning: // nothing kept it from running
+			w.t.Errorf("%s was started, and is %s", id, got)
 		}
 	}
 	w.settledHost(runner)
@@ -257,6 +272,10 @@ func (w *world) settledHost(runner *fakeRunner) {
 				wrong = append(wrong, s.Name+" runs without its machine")
 			case s.Status == skerry.StatusRunning:
 				running++
+			case s.Status == skerry.StatusStopped:
+				if disk, ok := runner.disk(s.ID); !ok || disk.Machine != s.Machine || disk.Status != s.Status {
+					wrong = append(wrong, fmt.Sprintf("%s is stopped, its disk %+v", s.Name, disk))
+				}
 			case s.Status != skerry.StatusFailed && s.Status != skerry.StatusDeleted:
 				wrong = append(wrong, s.Name+" is "+string(s.Status))
 			}

@@ -18,6 +18,11 @@ import (
 func FuzzEvent(f *testing.F) {
 	w := newWorld(f)
 	s := w.put("a", skerry.StatusBooting)
+	// A persistent one in the midst of an operation.
+	q := w.putPersistent("q", skerry.StatusRunning)
+	if _, err := w.ForkSandbox(f.Context(), "q", skerry.ForkRequest{}); err != nil {
+		f.Fatal(err)
+	}
 	for _, seed := range []string{
 		`{}`, `null`,
 		`{"kind":"sandbox","runner_id":"run_a","sandbox_id":"SBX","machine_id":"MCH","status":"running","user":"x","unenforced":["a"]}`,
@@ -25,9 +30,16 @@ func FuzzEvent(f *testing.F) {
 		`{"kind":"image","runner_id":"run_a","image":{"image_id":"img_aaaaaaaaaaaaaaaaaaaa","status":"ready","config":{"env":["\u0000"]}}}`,
 		`{"kind":"image","runner_id":"run_a","image":{"image_id":"a.b > *"}}`,
 		`{"kind":"report","runner_id":"run_a","report":{"runner":{"id":"run_a"},"epoch":2,"machines":[{"sandbox_id":"SBX","machine_id":"MCH","status":"lost"},{"sandbox_id":"x y","machine_id":">"}],"images":[{"image_id":""}]}}`,
+		`{"kind":"operation","runner_id":"run_a","sandbox_id":"SBP","machine_id":"MCP","operation":"fork","reason":"x"}`,
+		`{"kind":"activity","runner_id":"run_a","sandbox_id":"SBX","machine_id":"MCH","busy":true,"last_active":"9999-01-01T00:00:00Z"}`,
+		`{"kind":"snapshot","runner_id":"run_a","snapshot":{"snapshot_id":"a.b > *","status":"ready"}}`,
+		`{"kind":"snapshot","runner_id":"run_a","snapshot":{"snapshot_id":"snap_aaaaaaaaaaaaaaaaaaaa","status":"ready"}}`,
+		`{"kind":"image","runner_id":"run_a","image":{"image_id":"img_aaaaaaaaaaaaaaaaaaaa","push":{"status":"ready"}}}`,
+		`{"kind":"sandbox","runner_id":"run_a","sandbox_id":"SBP","machine_id":"a.>","status":"running"}`,
+		`{"kind":"report","runner_id":"run_a","report":{"runner":{"id":"run_a"},"epoch":2,"machines":[{"sandbox_id":"SBP","machine_id":"mch_aaaaaaaaaaaaaaaaaaaa","status":"stopped"},{"sandbox_id":"SBP","machine_id":"MCP","status":"paused"}],"snapshots":[{"snapshot_id":">"}]}}`,
 		`{"kind":"report","runner_id":"run_a","report":{"runner":{"id":"run_a"},"epoch":-9223372036854775808}}`,
 	} {
-		f.Add(strings.NewReplacer("SBX", string(s.ID), "MCH", string(s.Machine)).Replace(seed))
+		f.Add(strings.NewReplacer("SBX", string(s.ID), "MCH", string(s.Machine), "SBP", string(q.ID), "MCP", string(q.Machine)).Replace(seed))
 	}
 	f.Fuzz(func(t *testing.T, text string) {
 		var e bus.Event
@@ -66,7 +78,7 @@ func checkStored(ctx context.Context, tx store.Tx) error {
 		if err := json.Unmarshal(e.Payload, &c); err != nil {
 			return err
 		}
-		if strings.ContainsAny(string(e.Runner)+string(c.MachineID)+string(c.SandboxID)+string(c.ImageID), ".*> \t\r\n") {
+		if strings.ContainsAny(string(e.Runner)+string(c.MachineID)+string(c.SandboxID)+string(c.ImageID)+string(c.SnapshotID), ".*> \t\r\n") {
 			return fmt.Errorf("command %s cannot be a subject", e.Payload)
 		}
 		if err := tx.DeleteOutbox(ctx, e.ID); err != nil {

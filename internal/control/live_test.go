@@ -89,6 +89,90 @@ func TestLife(t *testing.T) {
 	}
 }
 
+// TestOperations runs persistent sandboxes through all operations at once, over
+// the bus, with a runner that says everything once, and one that says it twice.
+func TestOperations(t *testing.T) {
+	for _, twice := range []bool{false, true} {
+		t.Run(fmt.Sprintf("twice=%v", twice), func(t *testing.T) {
+			w := newWorld(t)
+			w.run()
+			r := &fakeRunner{epoch: 2, twice: twice}
+			w.startRunner(r)
+			var group sync.WaitGroup
+			for i := range 8 {
+				group.Go(func() { w.wholeLife(t, fmt.Sprint("s", i)) })
+			}
+			group.Wait()
+			w.wantMachines(r, 0)
+			for _, dir := range []string{"disks", "snapshots"} {
+				if left := r.list(dir); len(left) > 0 {
+					t.Errorf("left on the host: %s %v", dir, left)
+				}
+			}
+		})
+	}
+}
+
+// wholeLife does everything to a sandbox, one after the other.
+func (w *world) wholeLife(t *testing.T, name string) {
+	ctx := t.Context()
+	step := func(what string, err error) bool {
+		if err != nil {
+			t.Errorf("%s: %s: %v", name, what, err)
+		}
+		return err == nil
+	}
+	reach := func(id skerry.SandboxID, want skerry.Status) bool {
+		s, err := w.WaitSandbox(ctx, string(id), []skerry.Status{want}, time.Hour)
+		if err == nil && s.Status != want {
+			err = fmt.Errorf("is %s (%s)", s.Status, s.Reason)
+		}
+		return step("wait for "+string(want), err)
+	}
+	req := request(name)
+	req.Persistent = true
+	s, _, err := w.CreateSandbox(ctx, req)
+	ok := step("create", err) && reach(s.ID, skerry.StatusRunning) &&
+		step("stop", w.do(ctx, skerry.Stop, name)) && reach(s.ID, skerry.StatusStopped) &&
+		step("start", w.do(ctx, skerry.Start, name)) && reach(s.ID, skerry.StatusRunning) &&
+		step("pause", w.do(ctx, skerry.Pause, name)) && reach(s.ID, skerry.StatusPaused) &&
+		step("resume", w.do(ctx, skerry.Resume, name)) && reach(s.ID, skerry.StatusRunning)
+	if !ok {
+		return
+	}
+	snapshot, err := w.CreateSnapshot(ctx, name, "snapshot-"+name)
+	if !step("snapshot", err) {
+		return
+	}
+	if snapshot, err = w.WaitSnapshot(ctx, snapshot.Name, time.Hour); !step("wait", err) || snapshot.Status != skerry.ImageReady {
+		t.Errorf("snapshot is %s: %s", snapshot.Status, snapshot.Error)
+	}
+	restored, _, err := w.RestoreSnapshot(ctx, snapshot.Name, skerry.RestoreRequest{})
+	if !step("restore", err) || !reach(restored.ID, skerry.StatusRunning) {
+		return
+	}
+	copies, err := w.ForkSandbox(ctx, string(restored.ID), skerry.ForkRequest{Count: 2})
+	if !step("fork", err) {
+		return
+	}
+	all := []skerry.SandboxID{s.ID, restored.ID}
+	for _, c := range copies {
+		reach(c.ID, skerry.StatusRunning)
+		all = append(all, c.ID)
+	}
+	for _, id := range all {
+		step("delete", w.do(ctx, skerry.Delete, string(id)))
+		reach(id, skerry.StatusDeleted)
+	}
+	step("delete snapshot", w.DeleteSnapshot(ctx, snapshot.Name))
+	for deadline := time.Now().Add(limit); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+		if _, err := os.Stat(filepath.Join(w.dir, "host", "snapshots", string(snapshot.ID))); err != nil {
+			return
+		}
+	}
+	t.Errorf("snapshot of %s is not removed", name)
+}
+
 // TestFaultyRunner: what a runner does not do, or too late, never leaves a
 // sandbox without an end.
 func TestFaultyRunner(t *testing.T) {

@@ -6,6 +6,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -208,6 +209,9 @@ func TestIndexes(t *testing.T) {
 		"runner_id = 'x' AND deleted_at IS NULL ORDER BY seq",
 		"image_id = 'x' AND deleted_at IS NULL",
 		"TRUE AND deleted_at IS NULL ORDER BY seq DESC LIMIT 10",
+		"due_at IS NOT NULL ORDER BY due_at LIMIT 1",
+		"forked_from = 'x' AND forked_from <> '' AND status IN ('pending') ORDER BY seq",
+		"snapshot_id = 'x' AND snapshot_id <> '' AND status IN ('pending')",
 	} {
 		rows, err := s.reader.Query("EXPLAIN QUERY PLAN SELECT env FROM sandboxes WHERE " + where)
 		if err != nil {
@@ -226,6 +230,49 @@ func TestIndexes(t *testing.T) {
 		if slices.ContainsFunc(plan, func(d string) bool { return strings.HasPrefix(d, "SCAN") && !strings.Contains(d, "INDEX") }) {
 			t.Errorf("%s: %q", where, plan)
 		}
+	}
+}
+
+// TestUpgrade: a database of the first version keeps its rows, whose names are
+// then shared with snapshots.
+func TestUpgrade(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "x.db")
+	first, err := fs.ReadFile(migrations, "0001_init.sql")
+	if err != nil {
+		t.Fatal(err)
+	}
+	db, err := connect(path, "immediate", 1, "journal_mode(WAL)")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := migrate(t.Context(), db, fstest.MapFS{"0001_init.sql": {Data: first}}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := db.Exec(`INSERT INTO images VALUES (1, 'img_a', 1, 'debian', 'ready', '', '', '', '', 1, 0, 0, '{}', 'null', 'run_a', NULL, 1, 1);
+		INSERT INTO sandboxes VALUES (1, 'sbx_a', 1, 'a', 'running', '', '', 'img_a', '{}', '', '{}', '{}', 'null', '', '', '', 0, '', NULL, '', 1, 1, NULL, 1, NULL)`); err != nil {
+		t.Fatal(err)
+	}
+	if err := db.Close(); err != nil {
+		t.Fatal(err)
+	}
+	s := open(t, path)
+	ctx := t.Context()
+	err = s.Update(ctx, func(tx store.Tx) error {
+		i, imageErr := tx.ImageByName(ctx, "debian")
+		sb, sandboxErr := tx.Sandbox(ctx, "sbx_a")
+		if i.Status != skerry.ImageReady || i.Push != nil || i.ExpiresAt != nil || sb.Persistent || sb.Lifecycle.TimeoutAt != nil {
+			t.Errorf("image %+v, sandbox %+v", i, sb)
+		}
+		return errors.Join(imageErr, sandboxErr)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = s.Update(ctx, func(tx store.Tx) error {
+		return tx.InsertSnapshot(ctx, store.Snapshot{Snapshot: skerry.Snapshot{ID: "snap_a", Name: "debian"}})
+	})
+	if !errors.Is(err, store.ErrExists) {
+		t.Errorf("snapshot of an image's name: %v", err)
 	}
 }
 

@@ -31,6 +31,13 @@ func Run(t *testing.T, fresh func(t *testing.T) Database) {
 		"SandboxPageBytes":    testSandboxPageBytes,
 		"SandboxQueries":      testSandboxQueries,
 		"SandboxRetention":    testSandboxRetention,
+		"SandboxOrigins":      testSandboxOrigins,
+		"NextDue":             testNextDue,
+		"Captures":            testCaptures,
+		"ImageExpiry":         testImageExpiry,
+		"Snapshots":           testSnapshots,
+		"Names":               testNames,
+		"Events":              testEvents,
 		"Images":              testImages,
 		"DefaultImage":        testDefaultImage,
 		"Outbox":              testOutbox,
@@ -129,6 +136,8 @@ func testSandboxRoundTrip(t *testing.T, db Database) {
 	full.Unenforced = []string{"resources.cpu", "resources.disk"}
 	full.Runner, full.RunnerEpoch, full.Machine = "run_a", 1<<60, "mch_a"
 	full.StartedAt, full.IdempotencyKey = &started, "key"
+	full.Persistent, full.Spot, full.ForkedFrom, full.Snapshot = true, true, "sbx_source", "snap_a"
+	fillLifecycle(&full)
 	insert(t, s, newSandbox("plain"), full)
 	view(t, s, func(ctx context.Context, r store.Reader) error {
 		got, err := r.Sandbox(ctx, full.ID)
@@ -148,6 +157,17 @@ func testSandboxRoundTrip(t *testing.T, db Database) {
 		wantErr(t, "no key", err, store.ErrNotFound)
 		return nil
 	})
+}
+
+// fillLifecycle sets all that changes during the life of a sandbox.
+func fillLifecycle(s *store.Sandbox) {
+	at := func(n int) *time.Time { t := epoch.Add(time.Duration(n) * time.Minute); return &t }
+	s.Operation, s.OperationTarget = skerry.CaptureImage, "img_a"
+	s.Lifecycle = skerry.Lifecycle{
+		LifecyclePolicy: skerry.LifecyclePolicy{TimeoutSeconds: 300, OnTimeout: "stop", IdleExpirySeconds: 60, OnIdleTimeout: "delete"},
+		TimeoutAt:       at(1), IdleTimeoutAt: at(2), LastActivityAt: at(3),
+	}
+	s.SpotEvictedAt, s.ReclaimDue, s.IdleAskedAt, s.RetryAt, s.DueAt = at(4), true, *at(5), *at(6), *at(7)
 }
 
 func testSandboxUnique(t *testing.T, db Database) {
@@ -198,6 +218,7 @@ func testSandboxCompareAndSet(t *testing.T, db Database) {
 	changed.Status, changed.Reason, changed.User, changed.Machine = skerry.StatusFailed, "why", "alice", "mch_x"
 	changed.State, changed.Runner, changed.RunnerEpoch = changed.Status.State(), "run_x", 7
 	changed.Unenforced, changed.UpdatedAt, changed.CreateDeadline = []string{"x"}, epoch.Add(time.Minute), epoch.Add(2*time.Hour)
+	fillLifecycle(&changed)
 	update(t, s, func(ctx context.Context, tx store.Tx) error { return tx.UpdateSandbox(ctx, changed) })
 
 	err := tryUpdate(t, s, func(ctx context.Context, tx store.Tx) error { return tx.UpdateSandbox(ctx, sb) })
@@ -338,7 +359,9 @@ func testSandboxQueries(t *testing.T, db Database) {
 	c.Status, c.CreateDeadline = skerry.StatusQueued, epoch.Add(2*time.Second)
 	gone := newSandbox("gone")
 	gone.Runner, gone.Status, gone.DeletedAt, gone.CreateDeadline = "run_1", skerry.StatusDeleted, epoch, epoch
-	insert(t, s, a, b, c, gone)
+	restarted := newSandbox("restarted")
+	restarted.Status, restarted.StartedAt, restarted.CreateDeadline, restarted.ImageID = skerry.StatusBooting, &restarted.CreatedAt, epoch, "img_b"
+	insert(t, s, a, b, c, gone, restarted)
 	view(t, s, func(ctx context.Context, r store.Reader) error {
 		found, err := r.SandboxesOnRunner(ctx, "run_1")
 		if err != nil {
@@ -354,6 +377,7 @@ func testSandboxQueries(t *testing.T, db Database) {
 		if err != nil || n != 3 {
 			t.Errorf("sandboxes of image: %d, %v, want 3", n, err)
 		}
+		// One that ran before has no create deadline any more.
 		next, err := r.NextCreateDeadline(ctx, []skerry.Status{skerry.StatusQueued, skerry.StatusBooting})
 		if err != nil || next.Name != "c" {
 			t.Errorf("next deadline: %s, %v, want c", next.Name, err)
