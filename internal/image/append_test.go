@@ -28,12 +28,12 @@ import (
 
 var appendOptions = image.AppendOptions{Source: "capture", Created: time.Date(2026, 1, 2, 3, 4, 5, 678, time.UTC), CreatedBy: "a test", Comment: "<one & only>"}
 
-// tarOf writes a layer of files, given by name and content.
+// tarOf writes a layer of files that can be run, given by name and content.
 func tarOf(files ...string) image.LayerWriter {
 	return func(_ context.Context, w io.Writer) error {
 		tw := tar.NewWriter(w)
 		for i := 0; i < len(files); i += 2 {
-			hdr := &tar.Header{Name: files[i], Mode: 0o644, Size: int64(len(files[i+1])), Format: tar.FormatPAX}
+			hdr := &tar.Header{Name: files[i], Mode: 0o755, Size: int64(len(files[i+1])), Format: tar.FormatPAX}
 			if err := tw.WriteHeader(hdr); err != nil {
 				return err
 			}

@@ -10,6 +10,7 @@ import (
 	"net/http/httputil"
 	"net/url"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -145,11 +146,8 @@ func TestPushOfAnAppendedImage(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	program, err := os.ReadFile("/bin/busybox")
-	if err != nil {
-		t.Logf("nothing to run in the image: %v", err)
-	}
-	info, err := s.Append(t.Context(), base.Digest, tarOf("new/file", "captured", "etc/.wh.os-release", "", "bin/sh", string(program)), appendOptions, nil)
+	program := buildProgram(t)
+	info, err := s.Append(t.Context(), base.Digest, tarOf("new/file", "captured", "etc/.wh.os-release", "", "bin/show", program), appendOptions, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -161,11 +159,58 @@ func TestPushOfAnAppendedImage(t *testing.T) {
 	out := filepath.Join(t.TempDir(), "out")
 	run(t, "skopeo", "copy", "-q", "--insecure-policy", "--src-tls-verify=false", "docker://"+to, "oci:"+out+":x")
 	want := unpack(t, layout, "app")
-	want["new/file"], want["bin/sh"] = "captured", string(program)
+	want["new/file"], want["bin/show"] = "captured", program
 	delete(want, "etc/os-release")
 	if diff := cmp.Diff(want, unpack(t, out, "x")); diff != "" {
 		t.Errorf("tree (-want +got):\n%s", diff)
 	}
+	t.Run("buildah", func(t *testing.T) {
+		if got := runWithBuildah(t, to, "/bin/show"); got != "captured" {
+			t.Errorf("the program in the image says %q", got)
+		}
+	})
+}
+
+// buildProgram makes a program that needs nothing else in an image.
+func buildProgram(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	writeFile(t, filepath.Join(dir, "main.go"), `package main
+
+import "os"
+
+func main() {
+	data, err := os.ReadFile("/new/file")
+	if _, gone := os.Stat("/etc/os-release"); err == nil && os.IsNotExist(gone) {
+		os.Stdout.Write(data)
+	}
+}
+`)
+	cmd := exec.Command("go", "build", "-ldflags=-s -w", "-o", filepath.Join(dir, "show"), filepath.Join(dir, "main.go"))
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("go build: %v\n%s", err, out)
+	}
+	program, err := os.ReadFile(filepath.Join(dir, "show"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(program)
+}
+
+// runWithBuildah has buildah pull an image and run a program in it.
+func runWithBuildah(t *testing.T, ref string, program ...string) string {
+	t.Helper()
+	needTool(t, "buildah")
+	if os.Geteuid() != 0 {
+		t.Skip("buildah needs root or a user namespace on this machine")
+	}
+	dir := t.TempDir()
+	storage := []string{"--root", filepath.Join(dir, "root"), "--runroot", filepath.Join(dir, "run"), "--storage-driver", "vfs"}
+	out := strings.Fields(run(t, "buildah", append(storage, "from", "--tls-verify=false", "docker://"+ref)...))
+	container := out[len(out)-1]
+	defer run(t, "buildah", append(storage, "rm", container)...)
+	return run(t, "buildah", append(append(storage, "run", "--isolation", "chroot", "--user", "0:0", container, "--"), program...)...)
 }
 
 // A connection that breaks costs no image. The registry here forgets uploads
