@@ -30,11 +30,12 @@ func (r *Runner) start(ctx context.Context, c bus.Command) error {
 		old := s.machine
 		next := &sandbox{id: s.id, machine: c.MachineID, res: c.Job.Resources, memMiB: c.Job.Resources.MemoryMiB, rec: s.rec,
 			cancel: func() {}, settled: make(chan struct{})}
-		close(next.settled)
 		if err := r.replace(s, next); err != nil {
 			return r.startFailed(ctx, s, c.MachineID, err)
 		}
 		unenforced, err := r.startKept(ctx, s.kept, next, c)
+		next.err = err
+		close(next.settled)
 		if err != nil {
 			return r.startFailed(ctx, next, c.MachineID, err)
 		}

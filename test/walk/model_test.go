@@ -64,5 +64,5 @@ done; true`
 // writeScript writes one file to both places; the one on the disk is flushed, so
 // that not even the end of the machine takes it away.
 func writeScript(name, content string) string {
-	return fmt.Sprintf("mkdir -p %[1]s %[2]s && echo %[4]s > %[1]s/%[3]s && echo %[4]s > %[2]s/%[3]s && sync -f %[1]s/%[3]s && sync -f %[1]s", diskDir, memoryDir, name, content)
+	return fmt.Sprintf("mkdir -p %[1]s %[2]s && echo %[4]s > %[1]s/%[3]s && echo %[4]s > %[2]s/%[3]s && sync", diskDir, memoryDir, name, content)
 }

@@ -122,7 +122,7 @@ func (w *walk) shell(m *model, script string) string {
 	w.t.Helper()
 	ctx, cancel := context.WithTimeout(w.t.Context(), patience)
 	defer cancel()
-	r, err := w.server.Client.Toolbox(m.id).Execute(ctx, skerry.ExecuteRequest{Argv: []string{"sh", "-c", script}})
+	r, err := w.server.Client.Toolbox(m.id).Execute(ctx, skerry.ExecuteRequest{Argv: []string{"sh", "-c", script}, User: "root"})
 	if err != nil || r.ExitCode != 0 {
 		w.t.Fatalf("%s: %q: %v, %+v", m.name, script, err, r)
 	}
