@@ -24,20 +24,45 @@ const (
 	memoryPerCoreMiB = 8 * 1024
 )
 
+// Mode is how the numbers of a size are enforced ("Sandboxes" page, section
+// "Resources").
+type Mode string
+
+// The modes. A burstable sandbox is guaranteed what it asked for and may use
+// what is idle beyond it, up to its limits; a dedicated one is shaped exactly as
+// asked for.
+const (
+	Burstable Mode = "burstable"
+	Dedicated Mode = "dedicated"
+)
+
+// ResolveMode checks the mode of a create; "" is burstable.
+func ResolveMode(m Mode) (Mode, error) {
+	switch m {
+	case "":
+		return Burstable, nil
+	case Burstable, Dedicated:
+		return m, nil
+	}
+	return "", Invalid("mode", "one_of", "burstable, dedicated", "must be burstable or dedicated, is %q", m)
+}
+
 // ResourcesRequest is what a create asks for, in the units of the "Linux
 // Sandboxes" page: cores and GiB. A nil field was omitted.
 type ResourcesRequest struct {
 	CPU       *float64 `json:"cpu,omitempty" doc:"Guaranteed CPU cores. Raised to 0.125 and to one core per 8 GiB of guaranteed memory."`
 	Memory    *float64 `json:"memory,omitempty" doc:"Guaranteed memory in GiB. Raised to 0.5. Default 1."`
 	Disk      *float64 `json:"disk,omitempty" doc:"Guaranteed writable disk in GiB. Default 0.5; at least 10 once cpu, memory or disk is set."`
-	CPUMax    *float64 `json:"cpu_max,omitempty" doc:"CPU limit in cores, a multiple of 0.5."`
-	MemoryMax *float64 `json:"memory_max,omitempty" doc:"Memory limit in GiB, 0.25 to 32. Default 32."`
-	DiskMax   *float64 `json:"disk_max,omitempty" doc:"Writable disk limit in GiB."`
+	CPUMax    *float64 `json:"cpu_max,omitempty" doc:"CPU limit in cores, a multiple of 0.5. Default: the limit that the server has for all."`
+	MemoryMax *float64 `json:"memory_max,omitempty" doc:"Memory limit in GiB, 0.25 to 32. Default 32, and never more than the host has free."`
+	DiskMax   *float64 `json:"disk_max,omitempty" doc:"Writable disk limit in GiB. Default: the guaranteed disk."`
 }
 
-// Resources is the resolved size of a sandbox. A zero limit means that none
-// was asked for.
+// Resources is the resolved size of a sandbox. Of a dedicated one the limits
+// are what is guaranteed. A zero CPUMax is the limit that the host has for all, a
+// zero DiskMaxMiB the guaranteed disk.
 type Resources struct {
+	Mode         Mode    `json:"mode"`
 	CPU          float64 `json:"cpu"` // cores, guaranteed
 	MemoryMiB    int64   `json:"memory_mib"`
 	DiskMiB      int64   `json:"disk_mib"`
@@ -46,15 +71,34 @@ type Resources struct {
 	DiskMaxMiB   int64   `json:"disk_max_mib,omitempty"`
 }
 
-// VCPUs is the number of virtual processors of the machine: the guaranteed
-// cores, rounded up.
-func (r Resources) VCPUs() int { return max(1, int(math.Ceil(r.CPU))) }
+// CPULimit is how many cores the sandbox may use on a host whose limit for all
+// is burst.
+func (r Resources) CPULimit(burst float64) float64 {
+	switch {
+	case r.Mode == Dedicated:
+		return r.CPU
+	case r.CPUMax > 0:
+		return r.CPUMax
+	}
+	return max(r.CPU, burst)
+}
+
+// VCPUs is the number of virtual processors of the machine: the limit, rounded
+// up.
+func (r Resources) VCPUs(burst float64) int { return max(1, int(math.Ceil(r.CPULimit(burst)))) }
+
+// MemoryLimitMiB is how far the memory may grow.
+func (r Resources) MemoryLimitMiB() int64 { return max(r.MemoryMiB, r.MemoryMaxMiB) }
+
+// DiskLimitMiB is the size of the writable disk. Only DiskMiB of it are
+// guaranteed.
+func (r Resources) DiskLimitMiB() int64 { return max(r.DiskMiB, r.DiskMaxMiB) }
 
 // Resolve applies the defaults, raises and refusals of the "Linux Sandboxes"
-// page, parameter "resources". Errors are CodeInvalid and name the field, the
-// rule and the bound.
-func (q ResourcesRequest) Resolve() (Resources, error) {
-	var r Resources
+// page, parameter "resources", for a mode that ResolveMode has checked. Errors
+// are CodeInvalid and name the field, the rule and the bound.
+func (q ResourcesRequest) Resolve(mode Mode) (Resources, error) {
+	r := Resources{Mode: mode}
 	mem, err := q.memory()
 	if err != nil {
 		return r, err
@@ -63,15 +107,38 @@ func (q ResourcesRequest) Resolve() (Resources, error) {
 	if r.DiskMiB, r.DiskMaxMiB, err = q.disk(); err != nil {
 		return r, err
 	}
-	r.CPU, r.CPUMax, err = q.cpu(r.MemoryMiB)
-	return r, err
+	if r.CPU, r.CPUMax, err = q.cpu(r.MemoryMiB); err != nil {
+		return r, err
+	}
+	if mode == Dedicated {
+		return q.dedicated(r)
+	}
+	return r, nil
+}
+
+// dedicated sets the limits to what is guaranteed, and refuses those that were
+// given and differ.
+func (q ResourcesRequest) dedicated(r Resources) (Resources, error) {
+	switch {
+	case q.CPUMax != nil && r.CPUMax != r.CPU:
+		return r, notDedicated("cpu", formatFloat(r.CPU)+" cores", formatFloat(r.CPUMax)+" cores")
+	case q.MemoryMax != nil && r.MemoryMaxMiB != r.MemoryMiB:
+		return r, notDedicated("memory", formatGiB(r.MemoryMiB), formatGiB(r.MemoryMaxMiB))
+	case q.DiskMax != nil && r.DiskMaxMiB != r.DiskMiB:
+		return r, notDedicated("disk", formatGiB(r.DiskMiB), formatGiB(r.DiskMaxMiB))
+	}
+	r.CPUMax, r.MemoryMaxMiB, r.DiskMaxMiB = r.CPU, r.MemoryMiB, r.DiskMiB
+	return r, nil
+}
+
+func notDedicated(name, guaranteed, limit string) error {
+	return Invalid("resources."+name+"_max", "dedicated", guaranteed, "must be omitted or equal the %s of a dedicated sandbox, %s, is %s", name, guaranteed, limit)
 }
 
 type memoryMiB struct{ guaranteed, limit int64 }
 
 func (q ResourcesRequest) memory() (memoryMiB, error) {
-	m := memoryMiB{guaranteed: DefaultMemoryMiB}
-	effectiveLimit := int64(MaxMemoryMiB)
+	m := memoryMiB{guaranteed: DefaultMemoryMiB, limit: MaxMemoryMiB}
 	if q.MemoryMax != nil {
 		v, err := wholeMiB("resources.memory_max", *q.MemoryMax)
 		if err != nil {
@@ -80,10 +147,10 @@ func (q ResourcesRequest) memory() (memoryMiB, error) {
 		if v < MinMemoryLimitMiB || v > MaxMemoryMiB {
 			return m, Invalid("resources.memory_max", "range", "0.25 to 32 GiB", "must be 0.25 to 32 GiB, is %s", formatFloat(*q.MemoryMax))
 		}
-		m.limit, effectiveLimit = v, v
+		m.limit = v
 	}
 	if q.Memory == nil {
-		m.guaranteed = min(m.guaranteed, effectiveLimit)
+		m.guaranteed = min(m.guaranteed, m.limit)
 		return m, nil
 	}
 	v, err := wholeMiB("resources.memory", *q.Memory)
@@ -94,9 +161,9 @@ func (q ResourcesRequest) memory() (memoryMiB, error) {
 	if m.guaranteed > MaxMemoryMiB {
 		return m, Invalid("resources.memory", "max", "32 GiB", "must be at most 32 GiB, is %s", formatFloat(*q.Memory))
 	}
-	if m.guaranteed > effectiveLimit {
-		return m, Invalid("resources.memory", "max", formatGiB(effectiveLimit), "must be at most the limit memory_max, %s, is %s after the raise to 0.5 GiB",
-			formatGiB(effectiveLimit), formatGiB(m.guaranteed))
+	if m.guaranteed > m.limit {
+		return m, Invalid("resources.memory", "max", formatGiB(m.limit), "must be at most the limit memory_max, %s, is %s after the raise to 0.5 GiB",
+			formatGiB(m.limit), formatGiB(m.guaranteed))
 	}
 	return m, nil
 }

@@ -18,6 +18,7 @@ type CreateSandbox struct {
 	Labels    map[string]string        `json:"labels,omitempty"`
 	User      string                   `json:"user,omitempty"`
 	Resources *skerry.ResourcesRequest `json:"resources,omitempty"`
+	Mode      skerry.Mode              `json:"mode,omitempty"`
 	Env       map[string]string        `json:"env,omitempty"`
 
 	// Persistent sandboxes can be stopped, paused and forked. Spot ones can

@@ -19,8 +19,7 @@ import (
 type creation struct {
 	image, name  string
 	labels       []string
-	cpu          float64
-	memory, disk gibibytes
+	size         size
 	startTimeout time.Duration
 	pull         bool
 }
@@ -29,23 +28,15 @@ func (cr *creation) flags(f *pflag.FlagSet) {
 	f.StringVar(&cr.image, "image", "", "registered image, by name or id; default the default image")
 	f.StringVar(&cr.name, "name", "", "name of the sandbox; default a generated one")
 	f.StringArrayVarP(&cr.labels, "label", "l", nil, "label, key=value")
-	f.Float64Var(&cr.cpu, "cpu", 0, "CPU cores")
-	f.Var(&cr.memory, "memory", "memory, like 2 (GiB), 2GiB or 512MiB")
-	f.Var(&cr.disk, "disk", "writable disk, like 20 (GiB)")
+	cr.size.flags(f)
 	f.DurationVar(&cr.startTimeout, "start-timeout", 2*time.Minute, "how long to wait for the start")
 	f.BoolVar(&cr.pull, "pull", false, "pull the image first, if it is not there")
 }
 
 // request is the create that the flags ask for.
-func (cr *creation) request(f *pflag.FlagSet) (client.CreateSandbox, error) {
+func (cr *creation) request() (client.CreateSandbox, error) {
 	labels, err := parseLabels(cr.labels)
-	req := client.CreateSandbox{Image: cr.image, Name: cr.name, Labels: labels}
-	if f.Changed("cpu") || cr.memory.value != nil || cr.disk.value != nil {
-		req.Resources = &skerry.ResourcesRequest{Memory: cr.memory.value, Disk: cr.disk.value}
-		if f.Changed("cpu") {
-			req.Resources.CPU = &cr.cpu
-		}
-	}
+	req := client.CreateSandbox{Image: cr.image, Name: cr.name, Labels: labels, Resources: cr.size.request(), Mode: skerry.Mode(cr.size.mode)}
 	return req, err
 }
 
@@ -68,7 +59,7 @@ the deletion. Without CMD the image's entrypoint and command run.`,
   skerry run --image alpine:3.20 --pull --timeout 30s -- sh -c 'exit 3'`,
 		Annotations: map[string]string{annotationProgram: "run"},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			req, err := r.creation.request(cmd.Flags())
+			req, err := r.creation.request()
 			if err != nil {
 				return err
 			}

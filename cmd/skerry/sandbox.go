@@ -37,7 +37,7 @@ func sandboxCreate(c *cli) *cobra.Command {
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ctx := cmd.Context()
-			req, err := cr.request(cmd.Flags())
+			req, err := cr.request()
 			if err != nil {
 				return err
 			}

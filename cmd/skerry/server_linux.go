@@ -54,8 +54,9 @@ func serverFlags(cmd *cobra.Command, cfg *app.Config) {
 
 const serverHelp = `Run a server: API, control plane and runner in one process.
 
-It needs no root. With root it also enforces CPU shares and gives each hypervisor
-a user id of its own. The first start makes
+It needs no root. With root it also enforces CPU shares and limits, as it does in
+a control group that was delegated to it (systemd-run --user --scope -p Delegate=yes
+skerry server), and gives each hypervisor a user id of its own. The first start makes
 an API key and sets the command line up for this server. Sandboxes go on running
 when the server ends, and the next one takes them over.`
 
@@ -81,7 +82,8 @@ func serverCommand(c *cli) *cobra.Command {
 	f.StringSliceVar(&cfg.Hosts, "host", nil, "further host names that clients use for this server")
 	f.IntVar(&cfg.PoolSize, "pool", cfg.PoolSize, "started machines kept ready")
 	f.IntVar(&cfg.Parallel, "parallel", 0, "machines started at once (default the number of processors)")
-	f.Int64Var(&cfg.MemoryMiB, "memory-mib", 0, "memory that sandboxes can be guaranteed together (default all of the host's)")
+	f.Int64Var(&cfg.MemoryMiB, "memory-mib", 0, "memory for sandboxes together: guaranteed, and lent to those that grow (default all of the host's)")
+	f.Float64Var(&cfg.CPUBurst, "max-cpu-burst", cfg.CPUBurst, "cores that a sandbox may use which asks for no limit (cpu_max), a multiple of 0.5")
 	f.StringSliceVar(&cfg.AllowEgress, "allow-egress", nil, "address prefixes that sandboxes may reach although they are closed by default (10.1.2.0/24)")
 	policyFlags(cmd, &cfg.Policy)
 	f.BoolVar(&cfg.ColdBoot, "cold-boot", false, "boot every sandbox instead of restoring a template, for comparison")

@@ -4,7 +4,62 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+
+	"github.com/spf13/pflag"
+
+	"skerry.dev/skerry"
 )
+
+// size is the part of a create that says how large the machine is.
+type size struct {
+	cpu, cpuMax                      cores
+	memory, memoryMax, disk, diskMax gibibytes
+	mode                             string
+}
+
+func (s *size) flags(f *pflag.FlagSet) {
+	f.Var(&s.cpu, "cpu", "guaranteed CPU cores, like 0.5")
+	f.Var(&s.memory, "memory", "guaranteed memory, like 2 (GiB), 2GiB or 512MiB")
+	f.Var(&s.disk, "disk", "guaranteed writable disk, like 20 (GiB)")
+	f.Var(&s.cpuMax, "cpu-max", "limit of CPU cores, a multiple of 0.5")
+	f.Var(&s.memoryMax, "memory-max", "limit of memory")
+	f.Var(&s.diskMax, "disk-max", "limit of the writable disk")
+	f.StringVar(&s.mode, "mode", "", "burstable, up to the limits (default), or dedicated, exactly what is guaranteed")
+}
+
+// request is nil if no flag was given.
+func (s *size) request() *skerry.ResourcesRequest {
+	q := skerry.ResourcesRequest{CPU: s.cpu.value, Memory: s.memory.value, Disk: s.disk.value,
+		CPUMax: s.cpuMax.value, MemoryMax: s.memoryMax.value, DiskMax: s.diskMax.value}
+	if q == (skerry.ResourcesRequest{}) {
+		return nil
+	}
+	return &q
+}
+
+// cores is a flag for a number of processors.
+type cores struct{ value *float64 }
+
+// Set implements pflag.Value.
+func (c *cores) Set(s string) error {
+	v, err := strconv.ParseFloat(s, 64)
+	if err != nil {
+		return fmt.Errorf("%q is not a number of cores", s)
+	}
+	c.value = &v
+	return nil
+}
+
+// String implements pflag.Value.
+func (c *cores) String() string {
+	if c.value == nil {
+		return ""
+	}
+	return strconv.FormatFloat(*c.value, 'f', -1, 64)
+}
+
+// Type implements pflag.Value.
+func (c *cores) Type() string { return "cores" }
 
 // gibibytes is a flag for a size: "2" and "2GiB" are 2 GiB, "512MiB" is half of
 // one.

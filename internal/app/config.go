@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"fmt"
 	"log/slog"
+	"math"
 	"net"
 	"net/netip"
 	"os"
@@ -13,7 +14,7 @@ import (
 	"runtime"
 
 	"skerry.dev/skerry"
-	"skerry.dev/skerry/internal/runner"
+	"skerry.dev/skerry/internal/runner/cgroup"
 )
 
 // DefaultListen is where a server listens unless told otherwise.
@@ -34,7 +35,8 @@ type Config struct {
 	QEMU            string   // binary
 	Kernel, Modules string   // of the user's own guest kernel; "" uses Debian's
 	AllowEgress     []string // prefixes opened although closed by default
-	MemoryMiB       int64    // guaranteed memory to give away; 0 is all of the host's
+	MemoryMiB       int64    // memory for sandboxes, guaranteed and lent; 0 is all of the host's
+	CPUBurst        float64  // cores a sandbox may use that asks for no limit
 	ColdBoot        bool     // boot every sandbox, for comparison and debugging
 	Policy          skerry.PolicyDefaults
 	ShimArgv        []string
@@ -44,7 +46,7 @@ type Config struct {
 	// to die there. It may be nil.
 	Step func(string)
 
-	cgroups *runner.Cgroups
+	cgroups *cgroup.Groups
 }
 
 // Defaults returns the configuration of a server without flags.
@@ -54,7 +56,7 @@ func Defaults() (Config, error) {
 		return Config{}, err
 	}
 	return Config{DataDir: filepath.Join(data, "skerry"), Listen: DefaultListen,
-		PoolSize: 2, Accel: "auto", QEMU: "qemu-system-x86_64"}, nil
+		PoolSize: 2, CPUBurst: 1, Accel: "auto", QEMU: "qemu-system-x86_64"}, nil
 }
 
 // dataHome is $XDG_DATA_HOME (XDG Base Directory Specification).
@@ -104,6 +106,9 @@ func (c *Config) validate() error {
 	}
 	if c.Parallel <= 0 {
 		c.Parallel = runtime.NumCPU()
+	}
+	if c.CPUBurst <= 0 || c.CPUBurst > skerry.MaxCPU || math.Mod(c.CPUBurst, 0.5) != 0 {
+		return skerry.Invalid("--max-cpu-burst", "multiple", "0.5 cores", "must be a multiple of 0.5 from 0.5 to %v, is %v", skerry.MaxCPU, c.CPUBurst)
 	}
 	if c.MemoryMiB <= 0 {
 		if c.MemoryMiB, err = hostMemoryMiB(); err != nil {

@@ -5,7 +5,7 @@ import (
 	"os"
 
 	"skerry.dev/skerry"
-	"skerry.dev/skerry/internal/runner"
+	"skerry.dev/skerry/internal/runner/cgroup"
 )
 
 // Doctor checks what a server with this configuration needs.
@@ -16,7 +16,7 @@ func Doctor(ctx context.Context, cfg Config) ([]skerry.Check, error) {
 	if err := os.MkdirAll(cfg.DataDir, 0o700); err != nil {
 		return nil, err
 	}
-	cfg.cgroups = runner.OpenCgroups("doctor")
+	cfg.cgroups = cgroup.Open("doctor")
 	defer cfg.cgroups.Close()
 	return newSoftware(cfg).checks(ctx), nil
 }

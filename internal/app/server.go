@@ -26,6 +26,7 @@ import (
 	"skerry.dev/skerry/internal/gateway"
 	"skerry.dev/skerry/internal/image"
 	"skerry.dev/skerry/internal/runner"
+	"skerry.dev/skerry/internal/runner/cgroup"
 	"skerry.dev/skerry/internal/store/sqlite"
 )
 
@@ -110,14 +111,14 @@ func (s *Server) openRunner(b *bus.Bus, reg prometheus.Registerer) error {
 		return fmt.Errorf("images: %w", err)
 	}
 	s.onClose(images.Close)
-	s.cfg.cgroups = runner.OpenCgroups(string(id))
+	s.cfg.cgroups = cgroup.Open(string(id))
 	software := newSoftware(s.cfg)
 	s.runner, err = runner.New(runner.Config{
 		ID: id, Region: region, Arch: runtime.GOARCH, Dir: s.cfg.DataDir,
 		Bus: b, Images: images, Scratch: disk.NewScratch(s.path("scratch")), Prepare: software.prepare, Checks: software.checks,
 		ShimArgv: s.cfg.ShimArgv, Network: s.cfg.network(), DropPrivileges: os.Getuid() == 0,
 		PoolSize: s.cfg.PoolSize, Parallel: s.cfg.Parallel, MemoryMiB: s.cfg.MemoryMiB, ColdBoot: s.cfg.ColdBoot,
-		Cgroups: s.cfg.cgroups,
+		Cgroups: s.cfg.cgroups, CPUBurst: s.cfg.CPUBurst,
 		Metrics: runner.NewMetrics(reg), Logger: s.log, Step: s.cfg.Step,
 	})
 	return err

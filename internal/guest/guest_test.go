@@ -98,6 +98,7 @@ func TestSandbox(t *testing.T) {
 	t.Run("reconnect", func(t *testing.T) { testReconnect(t, vm) })
 	t.Run("link loss", func(t *testing.T) { testLinkLoss(t, vm) })
 	t.Run("freeze", func(t *testing.T) { testFreeze(t, vm) })
+	t.Run("pressure", func(t *testing.T) { testPressure(t, vm) })
 	t.Run("out of memory", func(t *testing.T) { testOutOfMemory(t, vm) })
 	t.Run("fork bomb and shutdown", func(t *testing.T) { testForkBomb(t, vm) })
 }
@@ -297,8 +298,51 @@ func testReconnect(t *testing.T, vm *guesttest.VM) {
 	}
 }
 
+// testPressure: while the host may plug more, a program that takes too much is
+// slowed down and the host is told; it is killed when the host has no more.
+func testPressure(t *testing.T, vm *guesttest.VM) {
+	var p guestapi.Pressure
+	if err := vm.Control(t.Context(), guestapi.PathPressure, guestapi.PressureWait{Millis: 1}, &p); err != nil || p.Short || p.UsedMiB > 64 {
+		t.Errorf("before: %+v, %v", p, err)
+	}
+	tune := func(in guestapi.Tuning) {
+		t.Helper()
+		if err := vm.Control(t.Context(), guestapi.PathTune, in, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	tune(guestapi.Tuning{MemoryMiB: 256})
+	limit := guestapi.UserMemoryMiB(256)
+	if got := vm.Output("cat", "/sys/fs/cgroup/memory.high"); got != fmt.Sprintln((limit-limit/8)<<20) {
+		t.Errorf("memory.high = %q", got)
+	}
+	done := make(chan run.Result, 1)
+	go func() {
+		res, err := vm.Run(run.Request{Argv: []string{"/prog", "hog"}})
+		if err != nil {
+			res.Error = err.Error()
+		}
+		done <- res
+	}()
+	if err := vm.Control(t.Context(), guestapi.PathPressure, guestapi.PressureWait{}, &p); err != nil || !p.Short || p.UsedMiB < limit/2 {
+		t.Errorf("under pressure: %+v, %v", p, err)
+	}
+	select {
+	case res := <-done:
+		t.Fatalf("not slowed down: %+v", res)
+	default:
+	}
+	tune(guestapi.Tuning{MemoryMiB: 256, FixedMemory: true})
+	if res := <-done; res.Signal != 9 || !res.OOMKilled {
+		t.Errorf("hog without hope: %+v; want it killed for want of memory", res)
+	}
+	if got := vm.Output("cat", "/sys/fs/cgroup/memory.high"); got != "max\n" {
+		t.Errorf("memory.high = %q", got)
+	}
+}
+
 func testOutOfMemory(t *testing.T, vm *guesttest.VM) {
-	if err := vm.Control(t.Context(), guestapi.PathTune, guestapi.Tuning{MemoryMiB: 256}, nil); err != nil {
+	if err := vm.Control(t.Context(), guestapi.PathTune, guestapi.Tuning{MemoryMiB: 256, FixedMemory: true}, nil); err != nil {
 		t.Fatal(err)
 	}
 	res, err := vm.Run(run.Request{Argv: []string{"/prog", "hog"}})

@@ -46,7 +46,10 @@ const (
 	PathRehearse = "/rehearse" // Activation -> Rehearsal; after prepare, until quiesce: an activation that does not count
 	PathActivate = "/activate" // Activation -> Activated
 	PathQuiesce  = "/quiesce"  // nothing -> nothing; frees memory; the host then closes the link and captures
-	PathTune     = "/tune"     // Tuning -> nothing; after memory was plugged
+	PathTune     = "/tune"     // Tuning -> nothing; after memory was plugged, before it is unplugged
+	// PathPressure waits until the sandbox is short of memory: PressureWait ->
+	// Pressure. One waits at a time.
+	PathPressure = "/pressure"
 	// PathFreeze and PathThaw bring the sandbox to a standstill for a capture:
 	// Freeze -> nothing, nothing -> nothing. A machine that was captured with
 	// frozen processes is thawed by PathRenew.
@@ -98,6 +101,8 @@ type Activation struct {
 	Env        map[string]string `json:"env"`         // the sandbox's, over the image's
 
 	MemoryMiB int64 `json:"memory_mib"` // the sandbox's size, plugged memory included
+	// FixedMemory tells that the host will not give more, see Tuning.
+	FixedMemory bool `json:"fixed_memory,omitempty"`
 	// ScratchSectors is the size of the writable disk in 512-byte sectors. If
 	// not 0, the agent waits until the kernel has seen it: the host exchanges
 	// a template's placeholder disk just before.
@@ -149,6 +154,39 @@ type Activated struct {
 // the user's control group.
 type Tuning struct {
 	MemoryMiB int64 `json:"memory_mib"`
+	// FixedMemory tells that the host will not give more, for now or for good:
+	// a program that takes too much is then killed. Without it, programs are
+	// slowed down before that, which gives the host time to plug memory.
+	FixedMemory bool `json:"fixed_memory,omitempty"`
+}
+
+// PressureWait asks to be told when memory is short.
+type PressureWait struct {
+	// Millis is after how long to answer in any case; 0 is never.
+	Millis int64 `json:"millis,omitempty"`
+}
+
+// Pressure is the state of the sandbox's memory.
+type Pressure struct {
+	// UsedMiB is what the user's processes hold and the kernel could not take
+	// from them: not the cache of files.
+	UsedMiB int64 `json:"used_mib"`
+	// Short is true when programs have been slowed down since the last answer.
+	Short bool `json:"short"`
+}
+
+// UserMemoryMiB is the limit of the user's processes in a machine of memMiB.
+// The kernel's text, its tables (1/64 of memory for page descriptors) and the
+// agent need the rest. The limit must be below what is available to the user
+// when nothing runs (MemAvailable is 81 MiB less than 512): a machine that is
+// itself out of memory looks for one victim after the other and comes to
+// nothing else, the agent's answers included.
+//
+// A machine with plugged memory has more zones, each of which the kernel keeps
+// a part of free (min_free_kbytes; huge pages raise it).
+func UserMemoryMiB(memMiB int64) int64 {
+	zones := min(64, max(0, memMiB-1024)/16)
+	return memMiB - memMiB/64 - 96 - zones
 }
 
 // Shutdown asks for an orderly end. It is answered, at most twice the grace and

@@ -29,8 +29,9 @@ type Config struct {
 	DataDir string
 	// These are probed by those who use them; nil ones are left out.
 	Hypervisor, Kernel, Accel, ImageBuild Probe
-	// CgroupsEnforced says whether CPU shares can be set, and if not why.
-	CgroupsEnforced func() (bool, string)
+	// CgroupsEnforced says whether CPU limits can be set, and if not why, and
+	// what would help.
+	CgroupsEnforced func() (ok bool, why, fix string)
 }
 
 // Check runs all checks in the order in which they depend on each other.
@@ -92,12 +93,11 @@ func existing(dir string) string {
 	}
 }
 
-func cgroups(enforced func() (bool, string)) skerry.Check {
-	c := skerry.Check{Name: "control groups", Level: skerry.CheckOK, Detail: "CPU shares are enforced"}
-	if ok, why := enforced(); !ok {
-		c.Level = skerry.CheckWarn
-		c.Detail = "CPU shares are not enforced (" + why + "); each sandbox reports it"
-		c.Fix = "run the server as root"
+func cgroups(enforced func() (ok bool, why, fix string)) skerry.Check {
+	c := skerry.Check{Name: "control groups", Level: skerry.CheckOK, Detail: "CPU shares and limits are enforced"}
+	if ok, why, fix := enforced(); !ok {
+		c.Level, c.Fix = skerry.CheckWarn, fix
+		c.Detail = "CPU shares and limits are not enforced (" + why + "); each sandbox reports it"
 	}
 	return c
 }

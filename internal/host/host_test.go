@@ -56,8 +56,8 @@ func TestCheckOrderAndFailure(t *testing.T) {
 }
 
 func TestCgroupsSayWhy(t *testing.T) {
-	c := cgroups(func() (bool, string) { return false, "no root" })
-	if c.Level != skerry.CheckWarn || c.Detail != "CPU shares are not enforced (no root); each sandbox reports it" {
+	c := cgroups(func() (bool, string, string) { return false, "no root", "be root" })
+	if c.Level != skerry.CheckWarn || c.Detail != "CPU shares and limits are not enforced (no root); each sandbox reports it" || c.Fix != "be root" {
 		t.Errorf("got %+v", c)
 	}
 }

@@ -6,7 +6,7 @@ package kernel
 // memory must come online by itself, and room for it above 4 GiB must not cost
 // 64 MiB of bounce buffers. The big security modules have no policy in a
 // sandbox, but their hooks are in every system call.
-const common = "console=ttyS0 quiet panic=-1 oops=panic memhp_default_state=online_movable swiotlb=noforce" +
+const common = "console=ttyS0 quiet panic=-1 oops=panic memhp_default_state=online memory_hotplug.online_policy=auto-movable swiotlb=noforce" +
 	" lsm=landlock,yama"
 
 // emulated are those for software emulation. Mitigations protect a processor

@@ -21,7 +21,8 @@ func activation(id skerry.SandboxID, job bus.CreateJob) guestapi.Activation {
 		MachineID: hex.EncodeToString(random(16)), BootID: uuid(random(16)),
 		MAC:  fmt.Sprintf("%02x:%02x:%02x:%02x:%02x:%02x", mac[0], mac[1], mac[2], mac[3], mac[4], mac[5]),
 		User: job.User, WorkingDir: job.Config.WorkingDir, ImageEnv: job.Config.Env, Env: job.Env,
-		MemoryMiB: job.Resources.MemoryMiB, ScratchSectors: job.Resources.DiskMiB << 20 / 512,
+		MemoryMiB: job.Resources.MemoryMiB, FixedMemory: memoryLimitMiB(job.Resources) == 0,
+		ScratchSectors: job.Resources.DiskLimitMiB() << 20 / 512,
 	}
 }
 

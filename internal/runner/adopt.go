@@ -49,12 +49,15 @@ func (r *Runner) adopt(ctx context.Context) error {
 			return fmt.Errorf("sandbox %s: %w", id, err)
 		}
 	}
-	for _, id := range r.cfg.Cgroups.leftovers() {
+	for _, id := range r.cfg.Cgroups.Machines() {
 		if !known[id] {
-			if err := r.cfg.Cgroups.remove(id); err != nil {
+			if err := r.cfg.Cgroups.Remove(id); err != nil {
 				r.log.Warn("remove left-over control group", "machine_id", id, "err", err)
 			}
 		}
+	}
+	if err := r.ledger.Keep(func(id skerry.MachineID) bool { return known[id] }); err != nil {
+		return err
 	}
 	if err := r.sweepSaved(); err != nil {
 		return err
@@ -183,7 +186,7 @@ func (r *Runner) takeOver(s *sandbox) {
 	close(s.settled)
 	r.mu.Lock()
 	r.sandboxes[s.id] = s
-	r.reserved += s.memMiB
+	r.guaranteeLocked(r.reserved+s.memMiB, true)
 	r.mu.Unlock()
 	if s.failed == "" {
 		r.log.Info("sandbox adopted", "sandbox_id", s.id, "machine_id", s.machine)

@@ -12,9 +12,6 @@ import (
 	"skerry.dev/skerry/internal/shim"
 )
 
-// errNoRoom puts a job back on the queue: this host has not enough memory left.
-var errNoRoom = errors.New("no room for the sandbox")
-
 // handleJob claims a sandbox and makes it in the background, of its image or of
 // what was saved. It returns nil when the job is off the queue for good:
 // claimed, or refused; what is claimed is this runner's to settle, also after a
@@ -62,6 +59,9 @@ type work struct {
 
 // planWork looks up what the machine needs.
 func (r *Runner) planWork(ctx context.Context, w *work) (err error) {
+	if err := checkDisk(w.job.Resources, diskFreeMiB(r.cfg.Dir)); err != nil {
+		return err
+	}
 	switch {
 	case w.from != nil && w.from.fault != nil:
 		return w.from.fault
@@ -100,8 +100,7 @@ func (r *Runner) settle(ctx context.Context, s *sandbox, w work, err error, star
 	r.watch(s)
 }
 
-// reserve records the sandbox and sets its memory aside. A host takes at least
-// one sandbox, however small it is. Where no room is left it returns errNoRoom,
+// reserve records the sandbox and sets its memory aside. Where no room is left it returns errNoRoom,
 // and with mine, for a job that no other runner can do, the sandbox all the
 // same, to be failed.
 func (r *Runner) reserve(job bus.CreateJob, mine bool) (*sandbox, error) {
@@ -114,17 +113,15 @@ func (r *Runner) reserve(job bus.CreateJob, mine bool) (*sandbox, error) {
 		return nil, fmt.Errorf("sandbox %s is here already", job.SandboxID)
 	}
 	s := &sandbox{id: job.SandboxID, res: job.Resources, memMiB: job.Resources.MemoryMiB, cancel: func() {}, settled: make(chan struct{})}
-	if r.reserved+s.memMiB > r.cfg.MemoryMiB && r.reserved > 0 {
+	err := r.guaranteeLocked(r.reserved+s.memMiB, false)
+	if err != nil {
 		if !mine {
-			return nil, errNoRoom
+			return nil, err
 		}
 		s.memMiB = 0
-		r.sandboxes[s.id] = s
-		return s, errNoRoom
 	}
 	r.sandboxes[s.id] = s
-	r.reserved += s.memMiB
-	return s, nil
+	return s, err
 }
 
 // replace puts the next life of a sandbox in the place of the last one, with the
@@ -135,11 +132,10 @@ func (r *Runner) replace(s, next *sandbox) error {
 	if r.sandboxes[s.id] != s {
 		return fmt.Errorf("sandbox %s has changed meanwhile", s.id)
 	}
-	if r.reserved-s.memMiB+next.memMiB > r.cfg.MemoryMiB && next.memMiB > s.memMiB && r.reserved > s.memMiB {
-		return errNoRoom
+	if err := r.guaranteeLocked(r.reserved-s.memMiB+next.memMiB, next.memMiB <= s.memMiB); err != nil {
+		return err
 	}
 	r.sandboxes[s.id] = next
-	r.reserved += next.memMiB - s.memMiB
 	return nil
 }
 
@@ -149,7 +145,7 @@ func (r *Runner) forget(s *sandbox) {
 	defer r.mu.Unlock()
 	if r.sandboxes[s.id] == s {
 		delete(r.sandboxes, s.id)
-		r.reserved -= s.memMiB
+		r.guaranteeLocked(r.reserved-s.memMiB, true)
 	}
 	s.cancel()
 }
@@ -164,7 +160,7 @@ func (r *Runner) setCancel(s *sandbox, cancel context.CancelFunc) {
 // machine of the ready pool if one fits the plan.
 func (r *Runner) claim(ctx context.Context, s *sandbox, w *work) (ok bool, err error) {
 	// Machines of the pool have the template's disk.
-	if w.from == nil && w.job.Resources.DiskMiB == w.plan.key.ScratchMiB {
+	if w.from == nil && w.job.Resources.DiskLimitMiB() == w.plan.key.ScratchMiB {
 		w.pooled = r.pool.take(w.plan.key)
 	}
 	id := skerry.NewMachineID()
@@ -249,7 +245,7 @@ func (r *Runner) startWork(ctx context.Context, s *sandbox, w work) (err error) 
 	case w.pooled != nil:
 		s.proc = w.pooled.proc
 	case w.from == nil:
-		s.proc, err = r.startMachine(ctx, s.machine, w.plan, diskPlan{path: r.scratchPath(s), mib: w.job.Resources.DiskMiB}, false)
+		s.proc, err = r.startMachine(ctx, s.machine, w.plan, diskPlan{path: r.scratchPath(s), mib: w.job.Resources.DiskLimitMiB()}, false)
 	default:
 		if err := r.copySavedDisk(s, w.from); err != nil {
 			return err
@@ -267,9 +263,9 @@ func (r *Runner) startWork(ctx context.Context, s *sandbox, w work) (err error) 
 func (r *Runner) becomeSandbox(ctx context.Context, s *sandbox, w work, done *made) error {
 	a := activation(s.id, w.job)
 	if w.from != nil && !w.from.diskOnly {
-		return s.proc.Client.Renew(ctx, shim.RenewRequest{SandboxID: s.id, MemoryMiB: s.res.MemoryMiB, Identity: &a})
+		return s.proc.Client.Renew(ctx, shim.RenewRequest{SandboxID: s.id, MemoryMiB: s.res.MemoryMiB, MemoryLimitMiB: memoryLimitMiB(s.res), Identity: &a})
 	}
-	rep, err := s.proc.Client.Activate(ctx, shim.ActivateRequest{SandboxID: s.id, Activation: a})
+	rep, err := s.proc.Client.Activate(ctx, shim.ActivateRequest{SandboxID: s.id, Activation: a, MemoryLimitMiB: memoryLimitMiB(s.res)})
 	if err != nil {
 		return err
 	}
@@ -287,7 +283,7 @@ func (r *Runner) enforce(s *sandbox) (unenforced []string, err error) {
 	if err != nil {
 		return nil, err
 	}
-	return r.cfg.Cgroups.place(s.machine, st.MachinePID, s.res)
+	return r.cfg.Cgroups.Place(s.machine, st.MachinePID, s.res, s.res.CPULimit(r.cfg.CPUBurst))
 }
 
 // startToken bounds how many machines start at once: more than processors only

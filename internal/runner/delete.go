@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 
 	"skerry.dev/skerry"
-	"skerry.dev/skerry/internal/bus"
 	"skerry.dev/skerry/internal/shim"
 )
 
@@ -52,13 +51,7 @@ func (r *Runner) delete(ctx context.Context, id skerry.SandboxID, machineID sker
 	}
 	r.step("delete.cleared")
 	r.forget(s)
-	// The answer is for the machine that was asked about: a start may have been
-	// on its way here that never came.
-	r.report(ctx, s, skerry.StatusDeleted, func(ev *bus.Event) {
-		if machineID.Valid() {
-			ev.MachineID = machineID
-		}
-	})
+	r.report(ctx, s, skerry.StatusDeleted, nil)
 	r.log.Info("sandbox deleted", "sandbox_id", id, "machine_id", s.machine)
 	return nil
 }
@@ -101,7 +94,7 @@ func (r *Runner) clearMachine(ctx context.Context, id skerry.MachineID, keepLogs
 	if err := shim.KillLeftover(ctx, dir); err != nil {
 		return err
 	}
-	if err := r.cfg.Cgroups.remove(id); err != nil {
+	if err := errors.Join(r.cfg.Cgroups.Remove(id), r.ledger.Return(id)); err != nil {
 		return err
 	}
 	r.step("delete.killed")

@@ -189,7 +189,7 @@ func wantsWarm(c bus.Command) bool {
 
 // warmImage makes the template for sandboxes of the default size.
 func (r *Runner) warmImage(ctx context.Context, digest string) error {
-	res, err := skerry.ResourcesRequest{}.Resolve()
+	res, err := skerry.ResourcesRequest{}.Resolve(skerry.Burstable)
 	if err != nil {
 		return err
 	}

@@ -46,20 +46,21 @@ func (r *Runner) plan(ctx context.Context, digest string, res skerry.Resources, 
 	if err != nil {
 		return plan{}, err
 	}
-	p := plan{prep: prep, img: img, res: res, shape: shapeFor(res)}
+	p := plan{prep: prep, img: img, res: res, shape: shapeFor(res, r.cfg.CPUBurst)}
 	p.key = TemplateKey{Image: img.digest, Guest: prep.Guest.Key, Kernel: kernel.CommandLine(prep.Driver.Accel),
 		Hypervisor: prep.Hypervisor, Shape: p.shape}
 	if u == restart {
 		p.key.Bare = true
 	} else {
-		p.key.ScratchMiB, p.key.Journal = scratchClass(res.DiskMiB), u == persistent
+		p.key.ScratchMiB, p.key.Journal = scratchClass(res.DiskLimitMiB()), u == persistent
 	}
 	return p, nil
 }
 
-// shapeFor is the shape of the template that serves a size.
-func shapeFor(res skerry.Resources) machine.Shape {
-	return machine.Shape{VCPUs: res.VCPUs(), BaseMiB: machine.BaseSizeMiB(res.MemoryMiB), MaxMemMiB: skerry.MaxMemoryMiB}
+// shapeFor is the shape of the template that serves a size on a host whose CPU
+// limit for all is burst.
+func shapeFor(res skerry.Resources, burst float64) machine.Shape {
+	return machine.Shape{VCPUs: res.VCPUs(burst), BaseMiB: machine.BaseSizeMiB(res.MemoryMiB), MaxMemMiB: skerry.MaxMemoryMiB}
 }
 
 // scratchClass is the size of the writable disk that templates for a disk of
@@ -75,7 +76,7 @@ func scratchClass(mib int64) int64 {
 // spec is what every shim of this plan has in common.
 func (r *Runner) spec(id skerry.MachineID, p plan) shim.Spec {
 	return shim.Spec{MachineID: id, ImageDigest: p.img.digest, Shape: p.shape, Image: p.img.extents,
-		Driver: r.driver(id, p.prep), Network: r.cfg.Network}
+		Driver: r.driver(id, p.prep), Network: r.cfg.Network, MemoryLedger: filepath.Join(r.cfg.Dir, memoryLedger)}
 }
 
 func (r *Runner) driver(id skerry.MachineID, prep Prepared) shim.DriverSpec {

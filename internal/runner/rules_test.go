@@ -51,22 +51,37 @@ func TestActivationsDiffer(t *testing.T) {
 func TestShape(t *testing.T) {
 	tests := []struct {
 		res         skerry.Resources
+		burst       float64
 		vcpus       int
 		base, class int64
 	}{
-		{skerry.Resources{CPU: 0.5, MemoryMiB: 1024, DiskMiB: 512}, 1, 1024, 512},
-		{skerry.Resources{CPU: 2, MemoryMiB: 4096, DiskMiB: 20 * 1024}, 2, 1024, 10 * 1024},
-		{skerry.Resources{CPU: 1.5, MemoryMiB: 600, DiskMiB: 10 * 1024}, 2, 512, 10 * 1024},
-		{skerry.Resources{CPU: 0.125, MemoryMiB: 256, DiskMiB: 512}, 1, 256, 512},
+		{skerry.Resources{CPU: 0.5, MemoryMiB: 1024, DiskMiB: 512}, 1, 1, 1024, 512},
+		{skerry.Resources{CPU: 0.5, MemoryMiB: 1024, DiskMiB: 512}, 2, 2, 1024, 512},
+		{skerry.Resources{CPU: 2, MemoryMiB: 4096, DiskMiB: 20 * 1024}, 1, 2, 1024, 10 * 1024},
+		{skerry.Resources{CPU: 1.5, MemoryMiB: 600, DiskMiB: 10 * 1024}, 1, 2, 512, 10 * 1024},
+		{skerry.Resources{CPU: 0.125, CPUMax: 3, MemoryMiB: 256, DiskMiB: 512}, 1, 3, 256, 512},
+		{skerry.Resources{CPU: 0.125, MemoryMiB: 256, DiskMiB: 512, DiskMaxMiB: 4096}, 1, 1, 256, 512},
+		{skerry.Resources{CPU: 0.125, MemoryMiB: 256, DiskMiB: 512, DiskMaxMiB: 40960}, 1, 1, 256, 10 * 1024},
+		{skerry.Resources{Mode: skerry.Dedicated, CPU: 0.5, CPUMax: 0.5, MemoryMiB: 1024, MemoryMaxMiB: 1024, DiskMiB: 512, DiskMaxMiB: 512}, 4, 1, 1024, 512},
 	}
 	for _, tt := range tests {
-		got := shapeFor(tt.res)
+		got := shapeFor(tt.res, tt.burst)
 		if got.VCPUs != tt.vcpus || got.BaseMiB != tt.base || got.MaxMemMiB != skerry.MaxMemoryMiB {
 			t.Errorf("shapeFor(%+v) = %+v, want %d processors and base %d", tt.res, got, tt.vcpus, tt.base)
 		}
-		if class := scratchClass(tt.res.DiskMiB); class != tt.class {
-			t.Errorf("scratchClass(%d) = %d, want %d", tt.res.DiskMiB, class, tt.class)
+		if class := scratchClass(tt.res.DiskLimitMiB()); class != tt.class {
+			t.Errorf("scratchClass of %+v = %d, want %d", tt.res, class, tt.class)
 		}
+	}
+}
+
+func TestCheckDisk(t *testing.T) {
+	res := skerry.Resources{DiskMiB: 512, DiskMaxMiB: 1 << 20}
+	if err := checkDisk(res, 512); err != nil {
+		t.Errorf("a host with just what is guaranteed: %v", err)
+	}
+	if err := checkDisk(res, 511); skerry.CodeOf(err) != skerry.CodeExhausted || !strings.Contains(err.Error(), "resources.disk") {
+		t.Errorf("a host with less: %v", err)
 	}
 }
 
@@ -102,18 +117,6 @@ func TestMachineUID(t *testing.T) {
 	}
 	if len(seen) < 990 {
 		t.Errorf("1000 machines have only %d user ids", len(seen))
-	}
-}
-
-func TestCPUShares(t *testing.T) {
-	tests := []struct {
-		cores          float64
-		shares, weight int
-	}{{0.125, 128, 12}, {0.5, 512, 50}, {1, 1024, 100}, {16, 16384, 1600}, {0.001, 2, 1}, {1000, 262144, 10000}}
-	for _, tt := range tests {
-		if s, w := cpuShares(tt.cores), cpuWeight(tt.cores); s != tt.shares || w != tt.weight {
-			t.Errorf("%v cores: shares %d, weight %d, want %d, %d", tt.cores, s, w, tt.shares, tt.weight)
-		}
 	}
 }
 

@@ -22,7 +22,9 @@ import (
 	"skerry.dev/skerry/internal/bus"
 	"skerry.dev/skerry/internal/disk"
 	"skerry.dev/skerry/internal/image"
+	"skerry.dev/skerry/internal/runner/cgroup"
 	"skerry.dev/skerry/internal/shim"
+	"skerry.dev/skerry/internal/shim/growth"
 )
 
 // claimsAtOnce bounds how many jobs are taken at a time. Claiming is quick; how
@@ -54,11 +56,13 @@ type Config struct {
 	PoolSize int
 	// Parallel is how many machines may start at once.
 	Parallel int
-	// MemoryMiB is the guaranteed memory this host gives away.
+	// MemoryMiB is the memory this host guarantees and lends to sandboxes.
 	MemoryMiB int64
+	// CPUBurst is how many cores a sandbox may use that asks for no limit.
+	CPUBurst float64
 	// ColdBoot boots each sandbox instead of restoring a template.
 	ColdBoot bool
-	Cgroups  *Cgroups
+	Cgroups  *cgroup.Groups
 	Metrics  *Metrics
 	Logger   *slog.Logger
 	// Step is called at each named step of a create or delete; or nil.
@@ -94,7 +98,8 @@ type Runner struct {
 
 	mu        sync.Mutex
 	sandboxes map[skerry.SandboxID]*sandbox // guarded by mu
-	reserved  int64                         // MiB given away; guarded by mu
+	reserved  int64                         // MiB guaranteed; guarded by mu, changed by guaranteeLocked
+	ledger    growth.Ledger
 }
 
 // sandbox is what this host knows of a sandbox, in one life of its machine: a
@@ -140,6 +145,10 @@ func New(cfg Config) (*Runner, error) {
 		starts:    make(chan struct{}, cfg.Parallel),
 		online:    make(chan struct{}),
 		sandboxes: map[skerry.SandboxID]*sandbox{}}
+	r.ledger = growth.NewLedger(filepath.Join(cfg.Dir, memoryLedger))
+	if err := r.ledger.Open(cfg.MemoryMiB); err != nil {
+		return nil, err
+	}
 	r.life, r.endLife = context.WithCancel(context.Background())
 	r.templates = newTemplates(r)
 	r.pool = newPool(r, cfg.PoolSize)

@@ -126,9 +126,9 @@ func (r *Runner) startStopped(ctx context.Context, s *sandbox, job *bus.CreateJo
 // becomeAgain lets the machine become the sandbox that it was.
 func (r *Runner) becomeAgain(ctx context.Context, s *sandbox, job *bus.CreateJob, fromMemory bool) error {
 	if fromMemory {
-		return s.proc.Client.Renew(ctx, shim.RenewRequest{SandboxID: s.id, MemoryMiB: s.res.MemoryMiB})
+		return s.proc.Client.Renew(ctx, shim.RenewRequest{SandboxID: s.id, MemoryMiB: s.res.MemoryMiB, MemoryLimitMiB: memoryLimitMiB(s.res)})
 	}
-	_, err := s.proc.Client.Activate(ctx, shim.ActivateRequest{SandboxID: s.id, Activation: activation(s.id, *job)})
+	_, err := s.proc.Client.Activate(ctx, shim.ActivateRequest{SandboxID: s.id, Activation: activation(s.id, *job), MemoryLimitMiB: memoryLimitMiB(job.Resources)})
 	return err
 }
 

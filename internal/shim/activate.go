@@ -22,7 +22,7 @@ func (s *shim) activate(ctx context.Context, req ActivateRequest) (ActivateReply
 	case <-ctx.Done():
 		return reply, ctx.Err()
 	}
-	if err := s.claim(req.SandboxID, req.Activation.MemoryMiB); err != nil {
+	if err := s.claim(req.SandboxID, req.Activation.MemoryMiB, req.MemoryLimitMiB); err != nil {
 		return reply, err
 	}
 	t.step("started")
@@ -40,14 +40,14 @@ func (s *shim) activate(ctx context.Context, req ActivateRequest) (ActivateReply
 }
 
 // claim takes the ready machine for one sandbox; a second claim is refused.
-func (s *shim) claim(id skerry.SandboxID, memMiB int64) error {
+func (s *shim) claim(id skerry.SandboxID, memMiB, limitMiB int64) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.status.Phase != PhaseReady {
 		return errNotReady(s.status)
 	}
 	s.status.Phase, s.status.Since = PhaseActivating, time.Now()
-	s.status.SandboxID, s.status.MemoryMiB = id, memMiB
+	s.status.SandboxID, s.status.MemoryMiB, s.status.MemoryLimitMiB = id, memMiB, limitMiB
 	s.publishLocked()
 	return nil
 }
@@ -60,8 +60,8 @@ func (s *shim) applyActivation(ctx context.Context, req ActivateRequest, t *trac
 	t.step("resume")
 
 	g, gctx := errgroup.WithContext(ctx)
-	if req.Activation.MemoryMiB != s.spec.Shape.BaseMiB {
-		g.Go(func() error { return s.machine.SetMemory(gctx, req.Activation.MemoryMiB) })
+	if mib := wholeBlocks(req.Activation.MemoryMiB); mib != s.spec.Shape.BaseMiB {
+		g.Go(func() error { return s.machine.SetMemory(gctx, mib) })
 	}
 	if err := s.connect(ctx, linkTimeout); err != nil {
 		return activated, err

@@ -16,7 +16,7 @@ func (s *shim) renew(ctx context.Context, req RenewRequest) error {
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-	if err := s.claim(req.SandboxID, req.MemoryMiB); err != nil {
+	if err := s.claim(req.SandboxID, req.MemoryMiB, req.MemoryLimitMiB); err != nil {
 		return err
 	}
 	if err := s.applyRenewal(ctx, req.Identity); err != nil {

@@ -120,6 +120,7 @@ func (s *shim) start(ctx context.Context, wg *sync.WaitGroup) {
 			return
 		}
 	}
+	wg.Go(func() { s.keepMemory(ctx) })
 	s.setPhase(PhaseReady, nil)
 }
 

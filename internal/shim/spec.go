@@ -35,6 +35,10 @@ type Spec struct {
 	// a user's processes in it and wants Renew, not Activate.
 	Saved bool `json:"saved,omitempty"`
 
+	// MemoryLedger is the file in which the machine borrows memory beyond its
+	// floor (package growth). Without it no machine grows.
+	MemoryLedger string `json:"memory_ledger,omitempty"`
+
 	// Boot is set for a cold boot; without it the template's RAM and device
 	// state are inherited as descriptors.
 	Boot *machine.Boot `json:"boot,omitempty"`
@@ -90,8 +94,10 @@ type Status struct {
 	Error      string           `json:"error,omitempty"`
 	PID        int              `json:"pid"`                  // of the shim
 	StartTicks uint64           `json:"start_ticks"`          // proc_pid_stat(5) field 22, against re-use of the pid
-	MemoryMiB  int64            `json:"memory_mib,omitempty"` // of the sandbox
-	MachinePID int              `json:"machine_pid,omitempty"`
+	MemoryMiB  int64            `json:"memory_mib,omitempty"` // guaranteed to the sandbox
+	// MemoryLimitMiB is how far its memory may grow, if that is more.
+	MemoryLimitMiB int64 `json:"memory_limit_mib,omitempty"`
+	MachinePID     int   `json:"machine_pid,omitempty"`
 	// MachineStartTicks goes with MachinePID.
 	MachineStartTicks uint64    `json:"machine_start_ticks,omitempty"`
 	Since             time.Time `json:"since"`
@@ -101,12 +107,17 @@ type Status struct {
 type ActivateRequest struct {
 	SandboxID  skerry.SandboxID    `json:"sandbox_id"`
 	Activation guestapi.Activation `json:"activation"`
+	// MemoryLimitMiB is how far the memory may grow, if that is more than the
+	// activation's.
+	MemoryLimitMiB int64 `json:"memory_limit_mib,omitempty"`
 }
 
 // RenewRequest makes a ready machine with a user's memory the sandbox.
 type RenewRequest struct {
 	SandboxID skerry.SandboxID `json:"sandbox_id"`
 	MemoryMiB int64            `json:"memory_mib"`
+	// MemoryLimitMiB is how far the memory may grow, if that is more.
+	MemoryLimitMiB int64 `json:"memory_limit_mib,omitempty"`
 	// Identity is set for a sandbox that is another than the saved one.
 	Identity *guestapi.Activation `json:"identity,omitempty"`
 }

@@ -119,7 +119,7 @@ func memTotalMiB(t *testing.T, sb sandbox) int {
 // TestWantOfMemory is case 30: a program that takes too much is killed, says so,
 // and everything else goes on.
 func TestWantOfMemory(t *testing.T) {
-	sb := create(t, client.CreateSandbox{Image: testimage.Shell, Resources: &skerry.ResourcesRequest{Memory: pointer(0.5)}})
+	sb := create(t, client.CreateSandbox{Image: testimage.Shell, Resources: &skerry.ResourcesRequest{Memory: pointer(0.5), MemoryMax: pointer(0.5)}})
 	r := sb.root(t, "probe", "eat", "2000")
 	if r.ExitCode != 137 || !r.OOMKilled || r.Signal != "KILL" {
 		t.Errorf("a program that takes too much: %+v", r)

@@ -20,6 +20,7 @@ type createBody struct {
 	Labels    map[string]string        `json:"labels,omitempty" doc:"At most 64; keys of 1 to 128 characters without '=' and ',', values of at most 1024 bytes."`
 	User      *string                  `json:"user,omitempty" doc:"Default OS user of commands. Default: the image's USER; root if it sets none, sets root, or sets a number."`
 	Resources *skerry.ResourcesRequest `json:"resources,omitempty" doc:"Size of the machine."`
+	Mode      *skerry.Mode             `json:"mode,omitempty" enum:"burstable,dedicated" doc:"burstable, the default: guaranteed is what resources asks for, and what is idle may be used up to its limits. dedicated: exactly what resources asks for."`
 	Env       map[string]string        `json:"env,omitempty" doc:"Environment variables inside the sandbox, 1 MiB together."`
 
 	Persistent      *bool                 `json:"persistent,omitempty" doc:"Keep the disk when the machine ends: the sandbox can be stopped, started, paused and forked. It cannot be changed later."`
@@ -45,7 +46,6 @@ type UnsupportedFields struct {
 	Secrets       any `json:"secrets,omitempty" doc:"Project secrets, by name."`
 	NetworkPolicy any `json:"network_policy,omitempty" doc:"Outbound network policy."`
 	CPUType       any `json:"cpu_type,omitempty" doc:"CPU hardware tier."`
-	Mode          any `json:"mode,omitempty" doc:"Dedicated or burstable CPUs."`
 	Snapshot      any `json:"snapshot,omitempty" doc:"Memory snapshot to restore from: use POST /v2/snapshots/{id}/restore."`
 	GPU           any `json:"gpu,omitempty" doc:"Graphics processors."`
 }
@@ -104,14 +104,7 @@ func (s *server) resolveCreate(ctx context.Context, b *createBody) (req skerry.S
 		func() error { return s.checkPlacement(ctx, b) },
 		func() error { return b.resolveNames(&req) },
 		func() error { return skerry.ValidateEnv("env", b.Env) },
-		func() error {
-			var q skerry.ResourcesRequest
-			if b.Resources != nil {
-				q = *b.Resources
-			}
-			req.Resources, err = q.Resolve()
-			return err
-		},
+		func() error { req.Resources, err = b.resolveResources(); return err },
 		func() error {
 			req.CreateTimeout, err = skerry.ResolveCreateTimeout(b.CreateTimeoutSeconds)
 			return err
@@ -133,6 +126,22 @@ func (s *server) resolveCreate(ctx context.Context, b *createBody) (req skerry.S
 	}
 	req.Env = b.Env
 	return req, wait, nil
+}
+
+func (b *createBody) resolveResources() (skerry.Resources, error) {
+	var asked skerry.Mode
+	if b.Mode != nil {
+		asked = *b.Mode
+	}
+	mode, err := skerry.ResolveMode(asked)
+	if err != nil {
+		return skerry.Resources{}, err
+	}
+	var q skerry.ResourcesRequest
+	if b.Resources != nil {
+		q = *b.Resources
+	}
+	return q.Resolve(mode)
 }
 
 func isTrue(b *bool) bool { return b != nil && *b }

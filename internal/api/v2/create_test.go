@@ -64,6 +64,9 @@ func TestCreateRefusals(t *testing.T) {
 		{`{"idempotency_key":""}`, "idempotency_key", "pattern"},
 		{`{"idempotency_key":"a b"}`, "idempotency_key", "pattern"},
 		{`{"idempotency_key":"` + long + `"}`, "idempotency_key", "pattern"},
+		{`{"mode":"shared"}`, "mode", "one_of"},
+		{`{"mode":"dedicated","resources":{"cpu":1,"cpu_max":2}}`, "resources.cpu_max", "dedicated"},
+		{`{"mode":"dedicated","resources":{"memory_max":2}}`, "resources.memory_max", "dedicated"},
 		{`{"persistent":"yes"}`, "persistent", "type"},
 		{`{"spot":1}`, "spot", "type"},
 		{`{"lifecycle_policy":{"timeout":60}}`, "lifecycle_policy.timeout", "unknown_field"},
@@ -99,7 +102,6 @@ func TestCreateUnsupportedFields(t *testing.T) {
 		{"secrets", `["GITHUB_TOKEN"]`, []string{`[]`}},
 		{"network_policy", `{"block_all":true}`, []string{`{}`, `null`}},
 		{"cpu_type", `"zen5"`, []string{`null`}},
-		{"mode", `"dedicated"`, []string{`null`}},
 		{"snapshot", `"s"`, []string{`null`}},
 		{"gpu", `1`, []string{`null`}},
 		{"region", `"earth"`, []string{`"local"`, `null`}},
@@ -131,7 +133,7 @@ func TestCreateDefaults(t *testing.T) {
 	}
 	want := skerry.SandboxRequest{
 		Name: c.create.Name, Labels: map[string]string{"name": c.create.Name},
-		Resources:     skerry.Resources{CPU: 0.5, MemoryMiB: 1024, DiskMiB: 512},
+		Resources:     skerry.Resources{Mode: skerry.Burstable, CPU: 0.5, MemoryMiB: 1024, DiskMiB: 512, MemoryMaxMiB: 32768},
 		CreateTimeout: time.Hour,
 	}
 	if d := cmp.Diff(want, c.create); d != "" {
@@ -146,7 +148,7 @@ func TestCreateGiven(t *testing.T) {
 	c := &control{sandbox: skerry.Sandbox{ID: "sbx_x"}}
 	w := do(t, newHandler(t, c), "POST", "/v2/sandboxes", `{"image":"docker.io/library/alpine:3.20","name":"my-sandbox",
 		"labels":{"team":"research"},"user":"app","env":{"A":"line1\nline2\n","E":""},"idempotency_key":"run-42",
-		"resources":{"cpu":2,"memory":4,"disk":20},"create_timeout_seconds":-1,"wait_seconds":0}`)
+		"resources":{"cpu":2,"memory":4,"disk":20},"mode":"dedicated","create_timeout_seconds":-1,"wait_seconds":0}`)
 	if w.Code != http.StatusOK { // the key already had one
 		t.Fatalf("%d %s", w.Code, w.Body)
 	}
@@ -154,7 +156,7 @@ func TestCreateGiven(t *testing.T) {
 		Image: "docker.io/library/alpine:3.20", Name: "my-sandbox", NamedByCaller: true,
 		Labels: map[string]string{"team": "research", "name": "my-sandbox"}, User: "app",
 		Env: map[string]string{"A": "line1\nline2\n", "E": ""}, IdempotencyKey: "run-42",
-		Resources:     skerry.Resources{CPU: 2, MemoryMiB: 4096, DiskMiB: 20480},
+		Resources:     skerry.Resources{Mode: skerry.Dedicated, CPU: 2, MemoryMiB: 4096, DiskMiB: 20480, CPUMax: 2, MemoryMaxMiB: 4096, DiskMaxMiB: 20480},
 		CreateTimeout: 24 * time.Hour,
 	}
 	if d := cmp.Diff(want, c.create); d != "" {

@@ -254,7 +254,7 @@ func TestOpenAPI(t *testing.T) {
 		t.Errorf("%d operations, want 30", operations)
 	}
 	create := schemas["CreateSandbox"].(map[string]any)["properties"].(map[string]any)
-	for _, field := range []string{"ports", "volumes", "secrets", "network_policy", "cpu_type", "mode", "snapshot", "gpu"} {
+	for _, field := range []string{"ports", "volumes", "secrets", "network_policy", "cpu_type", "snapshot", "gpu"} {
 		if p, ok := create[field].(map[string]any); !ok || p["x-skerry-unsupported"] != true {
 			t.Errorf("%s is not marked as unsupported: %v", field, create[field])
 		}

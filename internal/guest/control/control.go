@@ -22,7 +22,8 @@ type System interface {
 	Activate(ctx context.Context, a guestapi.Activation) (stepMicros map[string]int64, err error)
 	SetMAC(mac string) error
 	Quiesce()
-	Tune(memMiB int64) error
+	Tune(t guestapi.Tuning) error
+	Pressure(ctx context.Context, limit time.Duration) (guestapi.Pressure, error)
 	// FreezeProcesses stops the user's processes, ThawProcesses lets them go
 	// on; both may be repeated. After an error of the first some may run.
 	FreezeProcesses(ctx context.Context) error
@@ -151,6 +152,10 @@ func (a *Agent) control(ctx context.Context, path string, body json.RawMessage) 
 		return nil, a.quiesce(ctx)
 	case guestapi.PathTune:
 		return with(body, func(in guestapi.Tuning) (any, error) { return nil, a.tune(in) })
+	case guestapi.PathPressure:
+		return with(body, func(in guestapi.PressureWait) (any, error) {
+			return a.system.Pressure(ctx, time.Duration(in.Millis)*time.Millisecond)
+		})
 	case guestapi.PathFreeze:
 		return with(body, func(in guestapi.Freeze) (any, error) { return nil, a.freeze(ctx, in) })
 	case guestapi.PathThaw:
@@ -250,7 +255,7 @@ func (a *Agent) tune(in guestapi.Tuning) error {
 	if err := a.requireActivated(); err != nil {
 		return err
 	}
-	return a.system.Tune(in.MemoryMiB)
+	return a.system.Tune(in)
 }
 
 // Close ends the HTTP server and waits for its goroutines.

@@ -31,9 +31,12 @@ func (s *fakeSystem) Activate(context.Context, guestapi.Activation) (map[string]
 	s.activated++
 	return map[string]int64{"entropy": 1}, s.activateErr
 }
-func (s *fakeSystem) SetMAC(mac string) error { s.mac <- mac; return nil }
-func (s *fakeSystem) Quiesce()                { s.quiesced++ }
-func (s *fakeSystem) Tune(int64) error        { return nil }
+func (s *fakeSystem) SetMAC(mac string) error    { s.mac <- mac; return nil }
+func (s *fakeSystem) Quiesce()                   { s.quiesced++ }
+func (s *fakeSystem) Tune(guestapi.Tuning) error { return nil }
+func (s *fakeSystem) Pressure(context.Context, time.Duration) (guestapi.Pressure, error) {
+	return guestapi.Pressure{}, nil
+}
 func (s *fakeSystem) Shutdown(_ context.Context, grace time.Duration) error {
 	s.grace = grace
 	return s.do("shutdown")

@@ -46,7 +46,7 @@ func (s *System) prepareSteps(ctx context.Context, t time.Time, entropy []byte, 
 // was not called before.
 func (s *System) Prepare(ctx context.Context, p guestapi.Preparation) error {
 	steps := s.prepareSteps(ctx, p.Time, p.Entropy, p.ScratchSectors)
-	_, err := runSteps(append(steps, step{"limits", func() error { return s.groups.setMemory(p.MemoryMiB) }}))
+	_, err := runSteps(append(steps, step{"limits", func() error { return s.groups.setMemory(p.MemoryMiB, false) }}))
 	s.prepared = err == nil
 	return err
 }
@@ -62,7 +62,7 @@ func (s *System) Activate(ctx context.Context, a guestapi.Activation) (map[strin
 	}
 	return runSteps(append(steps,
 		step{"hostname", func() error { return unix.Sethostname([]byte(a.Hostname)) }},
-		step{"limits", func() error { return s.groups.setMemory(a.MemoryMiB) }},
+		step{"limits", func() error { return s.groups.setMemory(a.MemoryMiB, a.FixedMemory) }},
 		step{"identity", func() error { return s.writeIdentity(s.identityFiles(a)) }},
 	))
 }
@@ -95,4 +95,4 @@ func (s *System) SetMAC(mac string) error {
 }
 
 // Tune sets the limits for a new size of the machine.
-func (s *System) Tune(memMiB int64) error { return s.groups.setMemory(memMiB) }
+func (s *System) Tune(t guestapi.Tuning) error { return s.groups.setMemory(t.MemoryMiB, t.FixedMemory) }

@@ -6,9 +6,12 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"skerry.dev/skerry/internal/guestapi"
 )
 
 // The control groups. The agent moves into a namespace whose root is "user", so
@@ -31,6 +34,10 @@ const (
 type groups struct {
 	user      *os.Root
 	memoryMiB int64 // limit of the user's processes
+	highMiB   int64 // what slows them down, 0 if nothing does
+
+	waiting  sync.Mutex // held by who waits for that
+	seenHigh int64      // how often it had happened at the last answer; guarded by waiting
 }
 
 func (s *System) makeGroups(context.Context) error {
@@ -108,27 +115,40 @@ func write(root *os.Root, name, text string) error {
 	return err
 }
 
-// userMemoryMiB is the limit of the user's processes in a machine of memMiB.
-// The kernel's text, its tables (1/64 of memory for page descriptors) and the
-// agent need the rest. The limit must be below what is available to the user
-// when nothing runs (MemAvailable is 81 MiB less than 512): a machine that is
-// itself out of memory looks for one victim after the other and comes to
-// nothing else, the agent's answers included.
-func userMemoryMiB(memMiB int64) int64 { return memMiB - memMiB/64 - 96 }
+// highMemoryMiB is what user processes may hold before they are slowed down,
+// where the host can plug more. The kernel makes them wait the longer the further
+// they go beyond it (memory.high in "Control Group v2", Documentation/admin-guide
+// of Linux): at 2 percent for tenths of a second, at 6 percent for seconds. So
+// one eighth stops any of them.
+func highMemoryMiB(limitMiB int64) int64 { return limitMiB - limitMiB/8 }
 
-// setMemory limits the user's processes together.
-func (g *groups) setMemory(memMiB int64) error {
-	limit := userMemoryMiB(memMiB)
+// setMemory limits the user's processes together, in a machine of memMiB. When
+// more can be plugged they are slowed down first.
+func (g *groups) setMemory(memMiB int64, fixed bool) error {
+	limit, high := guestapi.UserMemoryMiB(memMiB), int64(0)
 	if limit <= 0 {
 		return fmt.Errorf("memory of %d MiB is too small", memMiB)
 	}
-	if limit == g.memoryMiB {
-		return nil // as it was captured
+	if !fixed {
+		high = highMemoryMiB(limit)
 	}
-	if err := write(g.user, "memory.max", strconv.FormatInt(limit<<20, 10)); err != nil {
-		return err
+	// The usual sandbox has the limits that were captured.
+	if limit != g.memoryMiB {
+		if err := write(g.user, "memory.max", strconv.FormatInt(limit<<20, 10)); err != nil {
+			return err
+		}
+		g.memoryMiB = limit
 	}
-	g.memoryMiB = limit
+	if high != g.highMiB {
+		text := "max"
+		if high > 0 {
+			text = strconv.FormatInt(high<<20, 10)
+		}
+		if err := write(g.user, "memory.high", text); err != nil {
+			return err
+		}
+		g.highMiB = high
+	}
 	return nil
 }
 
