@@ -22,7 +22,7 @@ const walkSteps = 1000
 // then every sandbox must be what the model says, nothing may be under way, and
 // the host must have exactly what is recorded, with all files.
 func TestRandomWalk(t *testing.T) {
-	for seed := range uint64(60) {
+	for seed := range uint64(2) {
 		t.Run(fmt.Sprint("seed=", seed), func(t *testing.T) {
 			t.Parallel()
 			walk := newWalk(t, seed)

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 
 	"skerry.dev/skerry"
+	"skerry.dev/skerry/internal/bus"
 	"skerry.dev/skerry/internal/shim"
 )
 
@@ -51,7 +52,13 @@ func (r *Runner) delete(ctx context.Context, id skerry.SandboxID, machineID sker
 	}
 	r.step("delete.cleared")
 	r.forget(s)
-	r.report(ctx, s, skerry.StatusDeleted, nil)
+	// The answer is for the machine that was asked about: a start may have been
+	// on its way here that never came.
+	r.report(ctx, s, skerry.StatusDeleted, func(ev *bus.Event) {
+		if machineID.Valid() {
+			ev.MachineID = machineID
+		}
+	})
 	r.log.Info("sandbox deleted", "sandbox_id", id, "machine_id", s.machine)
 	return nil
 }

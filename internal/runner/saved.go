@@ -61,8 +61,12 @@ func (r *Runner) save(ctx context.Context, s *sandbox, dir string, req shim.Save
 	}
 	sv := &saved{dir: dir, ImageDigest: spec.ImageDigest, Hypervisor: prep.Hypervisor, Shape: spec.Shape,
 		ScratchBytes: info.Size(), Journal: s.rec != nil}
-	if sv.Image, err = linkExtents(dir, spec.Image); err != nil {
+	links, err := linkExtents(dir, spec.Image)
+	if err != nil {
 		return nil, err
+	}
+	for _, e := range links {
+		sv.Image = append(sv.Image, machine.Extent{Path: filepath.Base(e.Path), Sectors: e.Sectors})
 	}
 	req.Dir = dir
 	rep, err := s.proc.Client.Save(ctx, req)
@@ -77,8 +81,8 @@ func (r *Runner) save(ctx context.Context, s *sandbox, dir string, req shim.Save
 func linkExtents(dir string, extents []machine.Extent) ([]machine.Extent, error) {
 	out := make([]machine.Extent, len(extents))
 	for i, e := range extents {
-		out[i] = machine.Extent{Path: fmt.Sprintf("image-%d", i), Sectors: e.Sectors}
-		if err := os.Link(e.Path, filepath.Join(dir, out[i].Path)); err != nil {
+		out[i] = machine.Extent{Path: filepath.Join(dir, fmt.Sprintf("image-%d", i)), Sectors: e.Sectors}
+		if err := os.Link(e.Path, out[i].Path); err != nil {
 			return nil, fmt.Errorf("keep image: %w", err)
 		}
 	}
@@ -149,11 +153,16 @@ func (r *Runner) startSaved(ctx context.Context, s *sandbox, sv *saved) (*shim.P
 		return nil, err
 	}
 	defer done()
+	// The directory may go before the machine does: a fork's at once.
 	if err := r.linkBase(s.machine, sv.dir); err != nil {
 		return nil, err
 	}
+	image, err := linkExtents(r.machineDir(s.machine), sv.extents())
+	if err != nil {
+		return nil, err
+	}
 	return shim.Start(ctx, r.cfg.ShimArgv, r.machineDir(s.machine), shim.Spec{
-		MachineID: s.machine, ImageDigest: sv.ImageDigest, Shape: sv.Shape, Image: sv.extents(), Driver: r.driver(s.machine, prep),
+		MachineID: s.machine, ImageDigest: sv.ImageDigest, Shape: sv.Shape, Image: image, Driver: r.driver(s.machine, prep),
 		Network: r.cfg.Network, MemoryLedger: filepath.Join(r.cfg.Dir, memoryLedger), Scratch: r.scratchPath(s), TemplateScratchBytes: sv.ScratchBytes, Saved: true}, tpl)
 }
 

@@ -85,6 +85,13 @@ func (r *Runner) withRunning(ctx context.Context, c bus.Command, run func(contex
 // operationOver tells that the source's part of an operation is over.
 func (r *Runner) operationOver(ctx context.Context, c bus.Command, op skerry.Action, err error) {
 	ev := bus.Event{Kind: bus.EventOperation, RunnerID: r.cfg.ID, Time: time.Now(), SandboxID: c.SandboxID, MachineID: c.MachineID, Operation: op}
+	// What was made of it tells this operation from the next one of its kind.
+	if c.SnapshotID != "" {
+		ev.Snapshot = &bus.SnapshotReport{SnapshotID: c.SnapshotID}
+	}
+	if c.ImageID != "" {
+		ev.Image = &bus.ImageReport{ImageID: c.ImageID}
+	}
 	if err != nil {
 		ev.Reason = reasonFor(err)
 	}

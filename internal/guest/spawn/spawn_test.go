@@ -32,14 +32,23 @@ func groups(t *testing.T) string {
 			t.Skipf("control groups: %v", err)
 		}
 		t.Cleanup(func() {
-			entries, _ := os.ReadDir(dir)
-			for _, e := range entries {
-				if e.IsDir() {
-					os.Remove(filepath.Join(dir, e.Name()))
+			// A group is busy until the last of its processes, which may just
+			// have been killed, is gone.
+			for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+				entries, _ := os.ReadDir(dir)
+				for _, e := range entries {
+					if e.IsDir() {
+						os.Remove(filepath.Join(dir, e.Name()))
+					}
 				}
-			}
-			if err := os.Remove(dir); err != nil {
-				t.Errorf("left behind: %v", err)
+				err := os.Remove(dir)
+				if err == nil {
+					return
+				}
+				if time.Now().After(deadline) {
+					t.Errorf("left behind: %v", err)
+					return
+				}
 			}
 		})
 		return dir
