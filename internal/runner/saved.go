@@ -74,6 +74,7 @@ func (r *Runner) save(ctx context.Context, s *sandbox, dir string, req shim.Save
 		return nil, err
 	}
 	sv.MemoryBytes, sv.StillMicros = rep.MemoryBytes, rep.StillMicros
+	r.log.Info("sandbox saved", "sandbox_id", s.id, "still_micros", rep.StillMicros, "memory_bytes", rep.MemoryBytes)
 	return sv, sv.write()
 }
 

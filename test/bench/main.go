@@ -26,7 +26,7 @@ import (
 )
 
 // sets are the parts of a run, in its order.
-var sets = []string{"import", "template", "cold", "create", "tti", "burst", "exec", "loop", "memory", "pool"}
+var sets = []string{"import", "template", "cold", "create", "tti", "burst", "exec", "loop", "memory", "lifecycle", "pool"}
 
 type options struct {
 	skerry, kernel, dir, archive, accel, json string
@@ -141,7 +141,7 @@ func (b *bench) measure(ctx context.Context) error {
 		{"import", b.measureImport},
 		{"template", b.measureTemplate},
 		{"cold", b.measureCold},
-		{"create,tti,burst,exec,loop,memory", b.measureWithoutPool},
+		{"create,tti,burst,exec,loop,memory,lifecycle", b.measureWithoutPool},
 		{"pool,tti,burst", b.measureWithPool},
 	} {
 		if !slices.ContainsFunc(strings.Split(s.set, ","), b.wants) {
@@ -209,6 +209,7 @@ func (b *bench) measureWithoutPool(ctx context.Context) error {
 					b.measureMemory(ctx, s, "256 MiB", &skerry.ResourcesRequest{MemoryMax: &quarter}, b.promises.memory),
 					b.measureMemory(ctx, s, "the default size", nil, nil))
 			}},
+			{"lifecycle", func() error { return b.measureLifecycle(ctx, s) }},
 		}
 		for _, step := range steps {
 			if !b.wants(step.set) {

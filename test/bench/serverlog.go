@@ -22,6 +22,8 @@ type logReader struct {
 	steps     map[skerry.SandboxID]map[string]float64 // ms by step; guarded by mu
 	fromPool  map[skerry.SandboxID]bool               // guarded by mu
 	templates []float64                               // ms each took to make; guarded by mu
+	still     map[skerry.SandboxID]float64            // ms the last save took away; guarded by mu
+	frozen    map[skerry.SandboxID]float64            // ms the last copy of the disk took away; guarded by mu
 }
 
 // logRecord is a line of the log.
@@ -32,6 +34,9 @@ type logRecord struct {
 	Pool      bool               `json:"pool"`
 	Steps     map[string]float64 `json:"steps"` // microseconds
 	DurMS     float64            `json:"dur_ms"`
+
+	StillMicros  float64 `json:"still_micros"`
+	FrozenMicros float64 `json:"frozen_micros"`
 }
 
 func readLog(path string) (*logReader, error) {
@@ -40,7 +45,8 @@ func readLog(path string) (*logReader, error) {
 		return nil, err
 	}
 	return &logReader{path: path, file: f, listening: make(chan string, 1), ended: make(chan struct{}),
-		steps: map[skerry.SandboxID]map[string]float64{}, fromPool: map[skerry.SandboxID]bool{}}, nil
+		steps: map[skerry.SandboxID]map[string]float64{}, fromPool: map[skerry.SandboxID]bool{},
+		still: map[skerry.SandboxID]float64{}, frozen: map[skerry.SandboxID]float64{}}, nil
 }
 
 // run reads until the server closes its end. It must not fail: a server whose
@@ -77,6 +83,10 @@ func (l *logReader) take(rec logRecord) {
 			ms["runner: "+name] = micros / 1000
 		}
 		l.steps[rec.SandboxID], l.fromPool[rec.SandboxID] = ms, rec.Pool
+	case "sandbox saved":
+		l.still[rec.SandboxID] = rec.StillMicros / 1000
+	case "disk copied":
+		l.frozen[rec.SandboxID] = rec.FrozenMicros / 1000
 	case "template made":
 		l.templates = append(l.templates, rec.DurMS)
 	}
@@ -87,6 +97,20 @@ func (l *logReader) of(id skerry.SandboxID) (steps map[string]float64, fromPool 
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.steps[id], l.fromPool[id]
+}
+
+// stillOf returns for how long the last save of a sandbox stopped it, frozenOf
+// for how long the last copy of its disk held its writes back; in milliseconds.
+func (l *logReader) stillOf(id skerry.SandboxID) float64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.still[id]
+}
+
+func (l *logReader) frozenOf(id skerry.SandboxID) float64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.frozen[id]
 }
 
 func (l *logReader) templatesMade() []float64 {
