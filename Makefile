@@ -35,6 +35,12 @@ demo: setup build ## see it work: install what is needed, build, start a server,
 test: setup-test build kernel ## all tests, real microVMs included
 	@scripts/test.sh
 
+STEPS ?= 500
+SEED  ?= 1
+.PHONY: walk
+walk: setup-test build kernel ## random operations and kills on real sandboxes: make walk STEPS=500 SEED=1
+	@CGO_ENABLED=1 SKERRY_WALK_STEPS=$(STEPS) SKERRY_WALK_SEED=$(SEED) go test -count=1 -timeout 60m -run TestWalk -v ./test/walk
+
 .PHONY: lint
 lint: agent ## formatting, vet, linters, generated files
 	@scripts/lint.sh

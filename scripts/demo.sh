@@ -96,6 +96,7 @@ Next:
     export PATH="$(dirname "$bin"):\$PATH"
     skerry run -t -- bash                  a shell in a machine that is gone afterwards
     skerry sandbox create --name mine      one that stays: skerry sandbox exec mine -- …
+    skerry sandbox create --persistent --name box     one to stop, start, pause, resume, fork, capture
     skerry --help                          everything else; the API: $(skerry config get api_url)/docs/
 The server goes on running. To stop it: kill \$(cat $data/server.lock)
 EOF
