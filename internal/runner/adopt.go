@@ -42,6 +42,9 @@ func (r *Runner) adopt(ctx context.Context) error {
 		known[id] = true
 	}
 	for id, rec := range records {
+		if r.current(id) != nil {
+			continue // runs
+		}
 		if err := r.adoptKept(rec); err != nil {
 			return fmt.Errorf("sandbox %s: %w", id, err)
 		}
@@ -78,7 +81,7 @@ func (r *Runner) adoptMachine(ctx context.Context, id skerry.MachineID, records 
 			}
 		}
 		if err == nil && now.Phase == shim.PhaseRunning && (rec == nil || rec.MachineID == id) {
-			return r.adoptRunning(proc, now, rec, records)
+			return r.adoptRunning(proc, now, rec)
 		}
 		reason = "the runner ended while the sandbox was being made"
 	}
@@ -130,10 +133,9 @@ func (r *Runner) askShim(ctx context.Context, proc *shim.Process) (shim.Status, 
 }
 
 // adoptRunning takes over a sandbox that runs.
-func (r *Runner) adoptRunning(proc *shim.Process, st shim.Status, rec *record, records map[skerry.SandboxID]*record) error {
+func (r *Runner) adoptRunning(proc *shim.Process, st shim.Status, rec *record) error {
 	s := &sandbox{id: st.SandboxID, machine: st.MachineID, memMiB: st.MemoryMiB, rec: rec, proc: proc}
 	if rec != nil {
-		delete(records, rec.SandboxID)
 		s.res = rec.Job.Resources
 		if rec.Status != skerry.StatusRunning {
 			if err := r.setRecord(s, skerry.StatusRunning, st.MachineID, ""); err != nil {
