@@ -2,6 +2,7 @@ package scenario
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -63,7 +64,7 @@ func TestStopKeepsFiles(t *testing.T) {
 	sb := keep(t, client.CreateSandbox{})
 	sb.shell(t, makeBig)
 	digest := sb.sum(t, "/root/big")
-	before := decode[identity](t, sb.mustRoot(t, "probe", "identity"))
+	before, address := decode[identity](t, sb.mustRoot(t, "probe", "identity")), sb.mac(t)
 	const cycles = 4
 	for i := 1; i <= cycles; i++ {
 		sb.write(t, i)
@@ -83,6 +84,9 @@ func TestStopKeepsFiles(t *testing.T) {
 	if after.Hostname != before.Hostname || after.MachineID != before.MachineID {
 		t.Errorf("identity is %+v, was %+v", after, before)
 	}
+	if got := sb.mac(t); got != address {
+		t.Errorf("MAC address %s, was %s", got, address)
+	}
 	if after.BootID == before.BootID || after.Random == before.Random {
 		t.Errorf("random values of the last boot: %+v", after)
 	}
@@ -99,6 +103,21 @@ func TestStopKeepsFiles(t *testing.T) {
 	if got := sb.shell(t, "dmesg | grep -iE 'ext4.*(error|recover|orphan)'; true"); got != "" {
 		t.Errorf("the file system was not closed cleanly: %s", got)
 	}
+}
+
+// mac is the address of the network card once it is the sandbox's own, which is a
+// second after its start.
+func (s sandbox) mac(t *testing.T) string {
+	t.Helper()
+	shared := []string{"52:54:00:12:34:56\n", "02:00:00:00:00:01\n"} // a template's, and one of the ready pool
+	var address string
+	eventually(t, 30*time.Second, func() string {
+		if address = s.shell(t, "cat /sys/class/net/eth0/address"); slices.Contains(shared, address) {
+			return "the card has still the address " + address
+		}
+		return ""
+	})
+	return address
 }
 
 // TestClockOfCopies is case 31: what was saved some time ago comes back to the
