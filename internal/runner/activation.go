@@ -2,6 +2,7 @@ package runner
 
 import (
 	"crypto/rand"
+	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
 	"strings"
@@ -12,18 +13,27 @@ import (
 )
 
 // activation is the identity and the settings of one sandbox. Everything in it
-// that is random differs between the clones of a template.
+// that looks random differs between the clones of a template. What belongs to the
+// machine and not to a boot is the same after each start of the sandbox
+// (machine-id(5)).
 func activation(id skerry.SandboxID, job bus.CreateJob) guestapi.Activation {
-	mac := random(6)
+	mac := lasting(id, "mac", 6)
 	mac[0] = mac[0]&^1 | 2 // unicast, locally administered (IEEE 802)
 	return guestapi.Activation{
 		SandboxID: string(id), Hostname: hostname(job.Name),
-		MachineID: hex.EncodeToString(random(16)), BootID: uuid(random(16)),
+		MachineID: hex.EncodeToString(lasting(id, "machine-id", 16)), BootID: uuid(random(16)),
 		MAC:  fmt.Sprintf("%02x:%02x:%02x:%02x:%02x:%02x", mac[0], mac[1], mac[2], mac[3], mac[4], mac[5]),
 		User: job.User, WorkingDir: job.Config.WorkingDir, ImageEnv: job.Config.Env, Env: job.Env,
 		MemoryMiB: job.Resources.MemoryMiB, FixedMemory: memoryLimitMiB(job.Resources) == 0,
 		ScratchSectors: job.Resources.DiskLimitMiB() << 20 / 512,
 	}
+}
+
+// lasting returns n bytes, at most 32, that a sandbox has for life and no other
+// sandbox has.
+func lasting(id skerry.SandboxID, what string, n int) []byte {
+	sum := sha256.Sum256([]byte(what + " of " + string(id)))
+	return sum[:n]
 }
 
 func random(n int) []byte {

@@ -37,6 +37,9 @@ func TestActivationsDiffer(t *testing.T) {
 	if a.MachineID == b.MachineID || a.BootID == b.BootID || a.MAC == b.MAC {
 		t.Errorf("two activations share an identity: %+v, %+v", a, b)
 	}
+	if again := activation("sbx_a", job); again.MachineID != a.MachineID || again.MAC != a.MAC || again.BootID == a.BootID {
+		t.Errorf("a second start has %+v, the first had %+v", again, a)
+	}
 	if !regexp.MustCompile(`^[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}$`).MatchString(a.BootID) {
 		t.Errorf("boot id %q is no version 4 UUID", a.BootID)
 	}

@@ -25,6 +25,9 @@ var commands = map[string]func(args []string) error{
 	"datagram": datagram,
 	"zombies":  zombies,
 	"pattern":  pattern,
+	"count":    count,
+	"counted":  counted,
+	"xattr":    setXattr,
 }
 
 func main() {
