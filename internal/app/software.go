@@ -261,9 +261,16 @@ func (s *software) probeKVM(ctx context.Context, g runner.Guest) error {
 	return err
 }
 
+// anyMachineUID stands for the ids that hypervisors of a root server get.
+const anyMachineUID = 0x70000000
+
 // checks implements runner.Config.Checks.
 func (s *software) checks(ctx context.Context) []skerry.Check {
-	return host.Check(ctx, host.Config{DataDir: s.cfg.DataDir, Hypervisor: s.checkHypervisor, Kernel: s.checkKernel,
+	var uid uint32
+	if os.Getuid() == 0 {
+		uid = anyMachineUID
+	}
+	return host.Check(ctx, host.Config{DataDir: s.cfg.DataDir, MachineUID: uid, Hypervisor: s.checkHypervisor, Kernel: s.checkKernel,
 		Accel: s.checkAccel, ImageBuild: checkImageBuild, CgroupsEnforced: s.cfg.cgroups.Enforced})
 }
 

@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 
@@ -32,6 +33,8 @@ type Config struct {
 	// CgroupsEnforced says whether CPU limits can be set, and if not why, and
 	// what would help.
 	CgroupsEnforced func() (ok bool, why, fix string)
+	// MachineUID is a user id such as hypervisors run as, 0 for this process's.
+	MachineUID uint32
 }
 
 // Check runs all checks in the order in which they depend on each other.
@@ -46,7 +49,7 @@ func Check(ctx context.Context, cfg Config) []skerry.Check {
 	if cfg.CgroupsEnforced != nil {
 		out = append(out, cgroups(cfg.CgroupsEnforced))
 	}
-	out = append(out, tool("mkfs.ext4", "makes the writable disks", "e2fsprogs"))
+	out = append(out, saves(ctx, cfg.MachineUID), tool("mkfs.ext4", "makes the writable disks", "e2fsprogs"))
 	if cfg.ImageBuild != nil {
 		out = append(out, cfg.ImageBuild(ctx))
 	}
@@ -100,6 +103,34 @@ func cgroups(enforced func() (ok bool, why, fix string)) skerry.Check {
 		c.Detail = "CPU shares and limits are not enforced (" + why + "); each sandbox reports it"
 	}
 	return c
+}
+
+// saves checks whether the memory of a machine can be read from outside, which
+// pause, fork and memory snapshots do, by a try with a process like one.
+func saves(ctx context.Context, uid uint32) skerry.Check {
+	c := skerry.Check{Name: "memory of machines", Level: skerry.CheckOK, Detail: "can be saved: pause, fork and memory snapshots work"}
+	if err := readMemoryOf(ctx, uid); err != nil {
+		c.Level, c.Detail = skerry.CheckWarn, "cannot be saved ("+err.Error()+"): pause, fork and memory snapshots do not work"
+		c.Fix = "sudo sysctl kernel.yama.ptrace_scope=1, and give a server that is root CAP_SYS_PTRACE"
+	}
+	return c
+}
+
+func readMemoryOf(ctx context.Context, uid uint32) error {
+	cmd := exec.CommandContext(ctx, "sleep", "60")
+	if uid != 0 {
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: uid}}
+	}
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	defer cmd.Wait() // it was killed
+	defer cmd.Process.Kill()
+	f, err := os.Open(fmt.Sprintf("/proc/%d/mem", cmd.Process.Pid)) // wants the same right as process_vm_readv(2)
+	if err != nil {
+		return err
+	}
+	return f.Close()
 }
 
 // sbin is searched too: mkfs is not in an ordinary user's PATH on Debian.
