@@ -241,9 +241,18 @@ func (c *Client) write(ctx context.Context, line []byte, files []*os.File) error
 	if err := ctx.Err(); err != nil {
 		return context.Cause(ctx)
 	}
-	stop := context.AfterFunc(ctx, func() { c.conn.SetWriteDeadline(time.Unix(1, 0)) })
-	defer stop()
+	cut := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		c.conn.SetWriteDeadline(time.Unix(1, 0))
+		close(cut)
+	})
 	err := send(c.conn, line, files)
+	if !stop() {
+		// ctx ended, perhaps when all was sent: that must not meet the next
+		// message.
+		<-cut
+		c.conn.SetWriteDeadline(time.Time{})
+	}
 	if err != nil {
 		if ctx.Err() != nil {
 			err = context.Cause(ctx)

@@ -163,6 +163,58 @@ func TestCancel(t *testing.T) {
 }
 
 // TestWriteBlocked: a peer that reads nothing blocks nobody for ever.
+// lateConn ends a context when a message is written, and returns when that has
+// reached the connection.
+type lateConn struct {
+	net.Conn
+	end func() // or nil
+	cut chan struct{}
+}
+
+func (c *lateConn) Write(b []byte) (int, error) {
+	n, err := c.Conn.Write(b)
+	if c.end != nil {
+		c.end()
+		c.end = nil
+		<-c.cut
+	}
+	return n, err
+}
+
+func (c *lateConn) SetWriteDeadline(t time.Time) error {
+	err := c.Conn.SetWriteDeadline(t)
+	if !t.IsZero() {
+		close(c.cut)
+	}
+	return err
+}
+
+// TestCancelWhenWritten: a request that is given up when it is on its way does
+// not spoil the next one.
+func TestCancelWhenWritten(t *testing.T) {
+	m, end := pair(t)
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		m.say(greeting)
+		for range 3 {
+			m.say(`{"return": {}, "id": %q}`+"\r\n", m.hear().ID)
+		}
+	})
+	defer wg.Wait()
+	conn := &lateConn{Conn: end, cut: make(chan struct{})}
+	c, err := New(t.Context(), conn, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	ctx, cancel := context.WithCancel(t.Context())
+	conn.end = cancel
+	c.Execute(ctx, "first", nil, nil) // answered or not
+	if err := c.Execute(t.Context(), "second", nil, nil); err != nil {
+		t.Errorf("the next request: %v", err)
+	}
+}
+
 func TestWriteBlocked(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
