@@ -116,6 +116,9 @@ func hostHandshake(ctx context.Context, conn net.Conn) ([]byte, error) {
 		return nil, fmt.Errorf("read answer: %w", err)
 	case sendErr != nil:
 		return nil, fmt.Errorf("send: %w", sendErr)
+	case !stop():
+		// The deadline is set, or about to be: the connection is spoilt.
+		return nil, fmt.Errorf("agent does not answer: %w", context.Cause(ctx))
 	}
 	return rest, nil
 }
