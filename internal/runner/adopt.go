@@ -70,9 +70,10 @@ func (r *Runner) adopt(ctx context.Context) error {
 func (r *Runner) adoptMachine(ctx context.Context, id skerry.MachineID, records map[skerry.SandboxID]*record) error {
 	proc, st, alive := shim.Find(r.machineDir(id))
 	reason := "the shim ended while the runner was down"
+	asked := false // st is the shim's word, not what it wrote last
 	if alive {
 		now, err := r.askShim(ctx, proc)
-		if err == nil {
+		if asked = err == nil; asked {
 			st = now
 		}
 		rec := records[st.SandboxID]
@@ -91,15 +92,39 @@ func (r *Runner) adoptMachine(ctx context.Context, id skerry.MachineID, records 
 		reason = st.Error
 	}
 	r.log.Info("machine removed", "machine_id", id, "sandbox_id", st.SandboxID, "phase", st.Phase, "reason", reason)
-	if err := r.clearMachine(ctx, id, st.SandboxID != ""); err != nil {
+	rec := records[st.SandboxID]
+	earlier := rec != nil && rec.MachineID != id
+	if err := r.clearMachine(ctx, id, st.SandboxID != "" && !earlier); err != nil {
 		return err
 	}
-	switch rec := records[st.SandboxID]; {
-	case st.SandboxID == "":
+	switch {
+	case asked && st.Phase == shim.PhaseReady:
+		return r.startUndone(id, records)
+	case st.SandboxID == "" || earlier:
 	case rec == nil:
 		r.takeOver(&sandbox{id: st.SandboxID, machine: id, failed: reason})
-	case rec.MachineID == id && st.Phase != shim.PhaseStopped:
-		rec.Reason = reason
+	case rec.Status != skerry.StatusRunning: // and why is in the record
+	case st.Phase == shim.PhaseStopped:
+		return r.changeRecord(rec, skerry.StatusStopped, "") // in order
+	default:
+		return r.changeRecord(rec, skerry.StatusStopped, reason)
+	}
+	return nil
+}
+
+// startUndone settles the persistent sandbox whose machine was started and never
+// let run: its disk is as it was, and so its memory, if it was paused, still
+// belongs to it.
+func (r *Runner) startUndone(id skerry.MachineID, records map[skerry.SandboxID]*record) error {
+	for _, rec := range records {
+		if rec.MachineID != id || rec.Status != skerry.StatusRunning {
+			continue
+		}
+		status := skerry.StatusStopped
+		if _, err := openSaved(r.memoryDir(rec.SandboxID)); err == nil {
+			status = skerry.StatusPaused
+		}
+		return r.changeRecord(rec, status, "it could not be started: the runner ended meanwhile")
 	}
 	return nil
 }
@@ -139,11 +164,7 @@ func (r *Runner) adoptKept(rec *record) error {
 		r.takeOver(&sandbox{id: rec.SandboxID, machine: rec.MachineID, failed: "the runner ended while the sandbox was being made"})
 		return nil
 	case skerry.StatusRunning:
-		rec.Status = skerry.StatusStopped
-		if rec.Reason == "" {
-			rec.Reason = "its machine ended while the runner was down"
-		}
-		if err := r.writeRecord(rec); err != nil {
+		if err := r.changeRecord(rec, skerry.StatusStopped, "its machine ended while the runner was down"); err != nil {
 			return err
 		}
 	}
@@ -152,7 +173,7 @@ func (r *Runner) adoptKept(rec *record) error {
 			return err
 		}
 	}
-	if err := os.RemoveAll(filepath.Join(r.sandboxDir(rec.SandboxID), memoryDir+".new")); err != nil {
+	if err := os.RemoveAll(r.memoryDir(rec.SandboxID)+".new"); err != nil {
 		return err
 	}
 	s := keptSandbox(rec)

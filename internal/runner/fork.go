@@ -71,7 +71,7 @@ func (r *Runner) saveForFork(ctx context.Context, c bus.Command, dir string) (sv
 // copyPaused links the memory of a paused sandbox, which nobody writes, and
 // copies its disk.
 func (r *Runner) copyPaused(s *sandbox, dir string) (*saved, error) {
-	from := filepath.Join(r.sandboxDir(s.id), memoryDir)
+	from := r.memoryDir(s.id)
 	sv, err := openSaved(from)
 	if err != nil {
 		return nil, err

@@ -35,22 +35,35 @@ type registration struct {
 	done   chan struct{}
 }
 
-// begin notes that an image is being registered; a deletion cancels ctx.
-func (i *imageIDs) begin(ctx context.Context, id skerry.ImageID) (_ context.Context, end func()) {
+// begin notes that an image is being registered; a deletion cancels ctx. It waits
+// for the end of another registration of the same id: the command may come twice
+// at once.
+func (i *imageIDs) begin(ctx context.Context, id skerry.ImageID) (_ context.Context, end func(), err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	r := &registration{cancel, make(chan struct{})}
-	i.underWayMu.Lock()
+	for {
+		i.underWayMu.Lock()
+		other := i.underWay[id]
+		if other == nil {
+			break
+		}
+		i.underWayMu.Unlock()
+		select {
+		case <-other.done:
+		case <-ctx.Done():
+			cancel()
+			return nil, nil, context.Cause(ctx)
+		}
+	}
 	defer i.underWayMu.Unlock()
 	i.underWay[id] = r
 	return ctx, func() {
 		cancel()
 		i.underWayMu.Lock()
 		defer i.underWayMu.Unlock()
-		if i.underWay[id] == r {
-			delete(i.underWay, id)
-		}
+		delete(i.underWay, id)
 		close(r.done)
-	}
+	}, nil
 }
 
 // stop cancels the registration of an image and waits for its end.
@@ -124,7 +137,10 @@ func cutSuffix(s, suffix string) (string, bool) {
 // or failed. Only a failure that a later try may not have, the end of this
 // process, is an error; the command is then delivered again.
 func (r *Runner) registerImage(whole context.Context, c bus.Command, fetch func(context.Context, bus.Command, func(skerry.PullProgress)) (image.Info, error)) error {
-	ctx, end := r.imageIDs.begin(whole, c.ImageID)
+	ctx, end, err := r.imageIDs.begin(whole, c.ImageID)
+	if err != nil {
+		return err
+	}
 	defer end()
 	if rep, err := r.imageIDs.get(c.ImageID); err == nil {
 		r.reportImage(ctx, rep) // done before; the report got lost

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 
 	"skerry.dev/skerry"
 	"skerry.dev/skerry/internal/bus"
@@ -67,7 +66,8 @@ func (r *Runner) stop(ctx context.Context, c bus.Command) error {
 			rep.Reason = fmt.Sprintf("its machine was gone before it was shut down: %v", err)
 		}
 		r.step("stop.shut_down")
-		return r.keep(ctx, s, skerry.StatusStopped, rep.Reason)
+		r.noteRecord(s, skerry.StatusStopped, s.machine, rep.Reason)
+		return r.keep(ctx, s)
 	})
 }
 
@@ -85,16 +85,19 @@ func (r *Runner) pause(ctx context.Context, c bus.Command) error {
 		err := r.saveMemory(ctx, s)
 		if err == nil {
 			r.step("pause.saved")
-			return r.keep(ctx, s, skerry.StatusPaused, "")
+			err = r.setRecord(s, skerry.StatusPaused, s.machine, "")
 		}
-		return r.unpause(ctx, s, err)
+		if err != nil {
+			return r.unpause(ctx, s, err)
+		}
+		return r.keep(ctx, s)
 	})
 }
 
 // saveMemory saves the memory of a sandbox beside its disk, which is flushed so
 // that the two still belong together after a power failure.
 func (r *Runner) saveMemory(ctx context.Context, s *sandbox) error {
-	dir := filepath.Join(r.sandboxDir(s.id), memoryDir)
+	dir := r.memoryDir(s.id)
 	tmp := dir + ".new"
 	if err := errors.Join(r.dropMemory(s.id), os.RemoveAll(tmp)); err != nil {
 		return err
@@ -118,19 +121,20 @@ func (r *Runner) unpause(ctx context.Context, s *sandbox, cause error) error {
 		}
 	}
 	if err != nil || st.Phase != shim.PhaseRunning {
-		return r.keep(ctx, s, skerry.StatusStopped, fmt.Sprintf("its machine ended while it was being paused: %v", errors.Join(cause, err)))
+		r.noteRecord(s, skerry.StatusStopped, s.machine, fmt.Sprintf("its machine ended while it was being paused: %v", errors.Join(cause, err)))
+		return r.keep(ctx, s)
+	}
+	if err := r.dropMemory(s.id); err != nil {
+		r.log.Error("drop saved memory", "sandbox_id", s.id, "err", err)
 	}
 	r.watch(s)
 	r.report(ctx, s, skerry.StatusRunning, func(ev *bus.Event) { ev.Reason = "it could not be paused: " + reasonFor(cause) })
 	return nil
 }
 
-// keep ends the machine of a persistent sandbox, which is then stopped or
-// paused. The record says so before the machine goes.
-func (r *Runner) keep(ctx context.Context, s *sandbox, status skerry.Status, reason string) error {
-	if err := r.setRecord(s, status, s.machine, reason); err != nil {
-		return err
-	}
+// keep ends the machine of a persistent sandbox, which is then what its record
+// says: stopped or paused.
+func (r *Runner) keep(ctx context.Context, s *sandbox) error {
 	r.step("keep.recorded")
 	next := keptSandbox(s.rec)
 	next.res = s.res
@@ -141,13 +145,13 @@ func (r *Runner) keep(ctx context.Context, s *sandbox, status skerry.Status, rea
 	if err := r.clearMachine(ctx, s.machine, true); err != nil {
 		r.log.Error("clear machine", "sandbox_id", s.id, "machine_id", s.machine, "err", err)
 	}
-	if status == skerry.StatusStopped {
+	if next.kept == skerry.StatusStopped {
 		if err := r.dropMemory(s.id); err != nil {
 			r.log.Error("drop saved memory", "sandbox_id", s.id, "err", err)
 		}
 	}
 	r.reportKept(ctx, next)
-	r.log.Info("sandbox kept", "sandbox_id", s.id, "status", status, "reason", reason)
+	r.log.Info("sandbox kept", "sandbox_id", s.id, "status", next.kept, "reason", s.rec.Reason)
 	return nil
 }
 
@@ -165,7 +169,7 @@ func (r *Runner) reportKept(ctx context.Context, s *sandbox) {
 
 // dropMemory removes the saved memory of a sandbox.
 func (r *Runner) dropMemory(id skerry.SandboxID) error {
-	dir := filepath.Join(r.sandboxDir(id), memoryDir)
+	dir := r.memoryDir(id)
 	r.memories.drop(func(loaded string) bool { return loaded == dir })
 	return os.RemoveAll(dir)
 }

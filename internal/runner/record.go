@@ -41,6 +41,10 @@ func (r *Runner) sandboxDir(id skerry.SandboxID) string {
 	return filepath.Join(r.cfg.Dir, "sandboxes", string(id))
 }
 
+func (r *Runner) memoryDir(id skerry.SandboxID) string {
+	return filepath.Join(r.sandboxDir(id), memoryDir)
+}
+
 // scratchPath is the writable disk of a machine: of a persistent sandbox, or in
 // the machine's own directory.
 func (r *Runner) scratchPath(s *sandbox) string {
@@ -72,14 +76,33 @@ func (r *Runner) writeRecord(rec *record) error {
 	return syncDir(dir)
 }
 
-// setRecord writes the record with changes; on an error it stays what it was.
+// setRecord notes a machine of s and what it is; on an error the record stays what
+// it was.
 func (r *Runner) setRecord(s *sandbox, status skerry.Status, machine skerry.MachineID, reason string) error {
 	next := *s.rec
-	next.Status, next.MachineID, next.Reason = status, machine, reason
-	if err := r.writeRecord(&next); err != nil {
-		return fmt.Errorf("record of sandbox %s: %w", s.id, err)
+	next.MachineID = machine
+	if err := r.changeRecord(&next, status, reason); err != nil {
+		return err
 	}
 	*s.rec = next
+	return nil
+}
+
+// noteRecord is setRecord for what a successor finds out by itself, should it
+// not come to the disk: that a sandbox does not run any more whose record says
+// that it does, or that it still is what its record says.
+func (r *Runner) noteRecord(s *sandbox, status skerry.Status, machine skerry.MachineID, reason string) {
+	if err := r.setRecord(s, status, machine, reason); err != nil {
+		r.log.Error("write record", "sandbox_id", s.id, "status", status, "err", err)
+		s.rec.Status, s.rec.MachineID, s.rec.Reason = status, machine, reason
+	}
+}
+
+func (r *Runner) changeRecord(rec *record, status skerry.Status, reason string) error {
+	rec.Status, rec.Reason = status, reason
+	if err := r.writeRecord(rec); err != nil {
+		return fmt.Errorf("record of sandbox %s: %w", rec.SandboxID, err)
+	}
 	return nil
 }
 

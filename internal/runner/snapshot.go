@@ -26,11 +26,13 @@ func (r *Runner) snapshot(ctx context.Context, c bus.Command) error {
 		r.log.Error("malformed snapshot", "sandbox_id", c.SandboxID)
 		return nil
 	}
-	dir := r.snapshotDir(c.SnapshotID)
-	sv, err := openSaved(dir)
+	sv, err := openSaved(r.snapshotDir(c.SnapshotID))
 	if errors.Is(err, fs.ErrNotExist) {
 		r.reportSnapshot(ctx, bus.SnapshotReport{SnapshotID: c.SnapshotID, Status: skerry.ImageBuilding})
-		sv, err = r.takeSnapshot(ctx, c, dir)
+		err = r.withRunning(ctx, c, func(ctx context.Context, s *sandbox) error {
+			sv, err = r.takeSnapshot(ctx, s, r.snapshotDir(c.SnapshotID))
+			return err
+		})
 	}
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
@@ -45,15 +47,17 @@ func (r *Runner) snapshot(ctx context.Context, c bus.Command) error {
 	return nil
 }
 
-func (r *Runner) takeSnapshot(ctx context.Context, c bus.Command, dir string) (sv *saved, err error) {
+// takeSnapshot saves s into dir, unless that was done before this turn: the
+// command may come twice at once.
+func (r *Runner) takeSnapshot(ctx context.Context, s *sandbox, dir string) (*saved, error) {
+	if sv, err := openSaved(dir); !errors.Is(err, fs.ErrNotExist) {
+		return sv, err
+	}
 	tmp := dir + ".new"
-	err = r.withRunning(ctx, c, func(ctx context.Context, s *sandbox) error {
-		if err := os.RemoveAll(tmp); err != nil {
-			return err
-		}
-		sv, err = r.save(ctx, s, tmp, shim.SaveRequest{Disk: true})
-		return err
-	})
+	if err := os.RemoveAll(tmp); err != nil {
+		return nil, err
+	}
+	sv, err := r.save(ctx, s, tmp, shim.SaveRequest{Disk: true})
 	r.step("snapshot.saved")
 	if err == nil {
 		err = errors.Join(os.Rename(tmp, dir), syncDir(filepath.Dir(dir)))

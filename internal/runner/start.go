@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"path/filepath"
 
 	"skerry.dev/skerry"
 	"skerry.dev/skerry/internal/bus"
@@ -24,28 +23,37 @@ func (r *Runner) start(ctx context.Context, c bus.Command) error {
 			r.report(ctx, s, skerry.StatusRunning, nil)
 			return nil
 		}
-		if s.kept == "" {
+		switch {
+		case s.kept == "":
 			return nil // is running in another machine: the command is late
+		case s.machine == c.MachineID:
+			r.reportKept(ctx, s) // this start was taken back: the command has come again
+			return nil
 		}
-		old := s.machine
-		next := &sandbox{id: s.id, machine: c.MachineID, res: c.Job.Resources, memMiB: c.Job.Resources.MemoryMiB, rec: s.rec,
-			cancel: func() {}, settled: make(chan struct{})}
-		if err := r.replace(s, next); err != nil {
-			return r.startFailed(ctx, s, c.MachineID, err)
+		err := r.startAgain(ctx, s, c)
+		if err := r.clearMachine(ctx, s.machine, false); err != nil { // its logs
+			r.log.Warn("remove logs of the last machine", "machine_id", s.machine, "err", err)
 		}
-		unenforced, err := r.startKept(ctx, s.kept, next, c)
-		next.err = err
-		close(next.settled)
-		if err != nil {
-			return r.startFailed(ctx, next, c.MachineID, err)
-		}
-		if err := r.clearMachine(ctx, old, false); err != nil { // its logs
-			r.log.Warn("remove logs of the last machine", "machine_id", old, "err", err)
-		}
-		r.report(ctx, next, skerry.StatusRunning, func(ev *bus.Event) { ev.Unenforced = unenforced })
-		r.watch(next)
-		return nil
+		return err
 	})
+}
+
+// startAgain replaces s, which has no machine, by its next life.
+func (r *Runner) startAgain(ctx context.Context, s *sandbox, c bus.Command) error {
+	next := &sandbox{id: s.id, machine: c.MachineID, res: c.Job.Resources, memMiB: c.Job.Resources.MemoryMiB, rec: s.rec,
+		cancel: func() {}, settled: make(chan struct{})}
+	if err := r.replace(s, next); err != nil {
+		return r.startFailed(ctx, s, c.MachineID, err)
+	}
+	unenforced, err := r.startKept(ctx, s.kept, next, c)
+	next.err = err
+	close(next.settled)
+	if err != nil {
+		return r.startFailed(ctx, next, c.MachineID, err)
+	}
+	r.report(ctx, next, skerry.StatusRunning, func(ev *bus.Event) { ev.Unenforced = unenforced })
+	r.watch(next)
+	return nil
 }
 
 // startKept makes the machine and lets it become the sandbox.
@@ -93,7 +101,7 @@ func (r *Runner) startKept(ctx context.Context, kept skerry.Status, s *sandbox, 
 // startPaused restores the saved memory. It returns nil where the memory does
 // not fit this host and the sandbox may be booted instead.
 func (r *Runner) startPaused(ctx context.Context, s *sandbox, mayBoot bool) (*saved, error) {
-	sv, err := openSaved(filepath.Join(r.sandboxDir(s.id), memoryDir))
+	sv, err := openSaved(r.memoryDir(s.id))
 	if err == nil {
 		s.proc, err = r.startSaved(ctx, s, sv)
 	}
@@ -148,9 +156,7 @@ func (r *Runner) startFailed(ctx context.Context, s *sandbox, machine skerry.Mac
 		r.log.Error("undo start", "sandbox_id", s.id, "machine_id", machine, "err", err)
 	}
 	reason := "it could not be started: " + reasonFor(cause)
-	if err := r.setRecord(s, status, machine, reason); err != nil {
-		return errors.Join(cause, err)
-	}
+	r.noteRecord(s, status, machine, reason)
 	next := keptSandbox(s.rec)
 	if err := r.replace(s, next); err != nil {
 		return err

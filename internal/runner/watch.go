@@ -38,7 +38,8 @@ func (r *Runner) machineEnded(ctx context.Context, s *sandbox, reason string) {
 	}
 	r.log.Warn("machine ended", "sandbox_id", s.id, "machine_id", s.machine, "reason", reason)
 	if s.rec != nil {
-		if err := r.keep(ctx, s, skerry.StatusStopped, reason); err != nil {
+		r.noteRecord(s, skerry.StatusStopped, s.machine, reason)
+		if err := r.keep(ctx, s); err != nil {
 			r.log.Error("keep sandbox", "sandbox_id", s.id, "err", err)
 		}
 		return

@@ -1,6 +1,7 @@
 package crash
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -90,12 +91,7 @@ func TestDamagedTemplate(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			w := w.with(t)
 			w.stop()
-			dirs, err := filepath.Glob(filepath.Join(w.dir.Data(), "templates", "*"))
-			w.must(err)
-			if len(dirs) != 1 {
-				t.Fatalf("templates %q, want one", dirs)
-			}
-			w.must(tt.damage(dirs[0]))
+			w.must(tt.damage(w.ephemeralTemplate()))
 			w.start(quiet)
 			sb := w.create("")
 			w.wantAlive(sb)
@@ -103,6 +99,28 @@ func TestDamagedTemplate(t *testing.T) {
 			w.must(w.server.Delete(t.Context(), sb.ID))
 		})
 	}
+}
+
+// ephemeralTemplate is the directory of the template that ephemeral sandboxes
+// are made of.
+func (w *world) ephemeralTemplate() string {
+	w.t.Helper()
+	records, err := filepath.Glob(filepath.Join(w.dir.Data(), "templates", "*", "template.json"))
+	w.must(err)
+	var found []string
+	for _, name := range records {
+		b, err := os.ReadFile(name)
+		w.must(err)
+		var key struct{ Bare, Journal bool }
+		w.must(json.Unmarshal(b, &key))
+		if !key.Bare && !key.Journal {
+			found = append(found, filepath.Dir(name))
+		}
+	}
+	if len(found) != 1 {
+		w.t.Fatalf("templates of ephemeral sandboxes %q, want one", found)
+	}
+	return found[0]
 }
 
 // flip changes a byte in the middle of a file.

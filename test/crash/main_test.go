@@ -57,7 +57,8 @@ func runTests(m *testing.M) (code int, err error) {
 	return m.Run(), nil
 }
 
-// prepare registers the image and has its template made.
+// prepare registers the image and has its templates made: of ephemeral sandboxes,
+// of persistent ones, and of those that are started.
 func prepare(ctx context.Context) error {
 	s, err := testserver.Start(ctx, prepared, quiet)
 	if err != nil {
@@ -67,10 +68,34 @@ func prepare(ctx context.Context) error {
 		return errors.Join(err, s.Kill())
 	}
 	sb, err := s.Create(ctx, "first")
+	if err == nil {
+		sb, err = warmPersistent(ctx, s)
+	}
 	if err != nil {
 		err = fmt.Errorf("%w (%s)\n%s", err, sb.Reason, s.Log())
 	}
 	return errors.Join(err, s.DeleteAll(ctx), s.Stop())
+}
+
+func warmPersistent(ctx context.Context, s *testserver.Server) (skerry.Sandbox, error) {
+	sb, err := s.Client.CreateSandbox(ctx, persistent("persistent"))
+	if err != nil {
+		return sb, err
+	}
+	id := string(sb.ID)
+	if sb, err = s.Client.WaitOperation(ctx, id, patience, skerry.StatusRunning); err != nil {
+		return sb, err
+	}
+	if sb, err = s.Client.StopSandbox(ctx, id); err != nil {
+		return sb, err
+	}
+	if sb, err = s.Client.WaitOperation(ctx, id, patience, skerry.StatusStopped); err != nil {
+		return sb, err
+	}
+	if sb, err = s.Client.StartSandbox(ctx, id); err != nil {
+		return sb, err
+	}
+	return s.Client.WaitOperation(ctx, id, patience, skerry.StatusRunning)
 }
 
 // world is one data directory and the server that is on it at the moment.
@@ -106,7 +131,7 @@ func (w *world) end() {
 		if w.t.Failed() {
 			w.t.Logf("end of the server's log:\n%s", w.logTail(40))
 		}
-		err = errors.Join(err, w.server.DeleteAll(ctx), w.server.Stop())
+		err = errors.Join(err, w.server.DeleteAll(ctx), w.deleteSnapshots(ctx), w.server.Stop())
 	}
 	if err != nil {
 		w.t.Error(err)

@@ -108,8 +108,8 @@ func parent(pid int) int {
 }
 
 // Leftovers lists what should be gone once all sandboxes are deleted and the
-// server has ended: processes, sockets, directories of machines, half-made
-// templates, control groups.
+// server has ended, and all snapshots: processes, sockets, directories of
+// machines, sandboxes, snapshots and forks, half-made templates, control groups.
 func (d *Dir) Leftovers() ([]string, error) {
 	processes, err := d.Processes()
 	if err != nil {
@@ -119,7 +119,7 @@ func (d *Dir) Leftovers() ([]string, error) {
 	for _, p := range processes {
 		left = append(left, fmt.Sprintf("process %d: %q", p.PID, p.Args))
 	}
-	for _, pattern := range []string{"machines/*", "templates/new-*", "images/tmp/*", "spool/*"} {
+	for _, pattern := range []string{"machines/*", "sandboxes/*", "snapshots/*", "forks/*", "templates/new-*", "images/tmp/*", "spool/*"} {
 		names, err := filepath.Glob(filepath.Join(d.Data(), pattern))
 		if err != nil {
 			return nil, err

@@ -80,15 +80,14 @@ func Start(ctx context.Context, d *Dir, o Options) (*Server, error) {
 func (s *Server) awaitRunner(ctx context.Context) error {
 	for {
 		runners, err := s.Client.Runners(ctx)
-		if err != nil {
-			return fmt.Errorf("list runners: %w", err)
-		}
-		if len(runners) > 0 && runners[0].Online {
+		if err == nil && len(runners) > 0 && runners[0].Online {
 			return nil
 		}
 		select {
 		case <-s.exited:
 			return fmt.Errorf("the server ended: %w\n%s", s.err, s.Log())
+		case <-ctx.Done():
+			return fmt.Errorf("the host is not online: %w, %w\n%s", ctx.Err(), err, s.Log())
 		case <-time.After(20 * time.Millisecond):
 		}
 	}
