@@ -161,13 +161,15 @@ func (w *world) rest(id skerry.SandboxID) (sb skerry.Sandbox) {
 
 // crashTwice has the server killed at a step of what begin asks for, and its
 // successor too if it comes to that step; then there is one that works.
-func (w *world) crashTwice(step string, begin func()) {
+func (w *world) crashTwice(step string, begin func() error) {
 	w.t.Helper()
 	if w.server != nil {
 		w.kill()
 	}
 	w.start(crashAt(step))
-	begin()
+	if err := begin(); err != nil && skerry.CodeOf(err) != skerry.CodeUnavailable {
+		w.t.Fatal(err) // else the answer was lost with the server
+	}
 	w.awaitCrash()
 	second, err := testserver.Start(w.t.Context(), w.dir, crashAt(step))
 	var exit *exec.ExitError
