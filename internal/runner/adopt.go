@@ -42,8 +42,8 @@ func (r *Runner) adopt(ctx context.Context) error {
 		known[id] = true
 	}
 	for id, rec := range records {
-		if r.current(id) != nil {
-			continue // it runs
+		if rec == nil || r.current(id) != nil {
+			continue // is lost, or runs
 		}
 		if err := r.adoptKept(rec); err != nil {
 			return fmt.Errorf("sandbox %s: %w", id, err)
@@ -76,14 +76,14 @@ func (r *Runner) adoptMachine(ctx context.Context, id skerry.MachineID, records 
 		if asked = err == nil; asked {
 			st = now
 		}
-		rec := records[st.SandboxID]
+		rec, kept := records[st.SandboxID]
 		if err == nil && now.Phase == shim.PhaseSaved && rec != nil && rec.Status == skerry.StatusRunning {
 			// The pause did not come to its end. It is asked for again.
 			if err = proc.Client.Resume(ctx); err == nil {
 				now.Phase = shim.PhaseRunning
 			}
 		}
-		if err == nil && now.Phase == shim.PhaseRunning && (rec == nil || rec.MachineID == id) {
+		if err == nil && now.Phase == shim.PhaseRunning && (!kept || rec != nil && rec.MachineID == id) {
 			return r.adoptRunning(proc, now, rec)
 		}
 		reason = "the runner ended while the sandbox was being made"
@@ -92,7 +92,7 @@ func (r *Runner) adoptMachine(ctx context.Context, id skerry.MachineID, records 
 		reason = st.Error
 	}
 	r.log.Info("machine removed", "machine_id", id, "sandbox_id", st.SandboxID, "phase", st.Phase, "reason", reason)
-	rec := records[st.SandboxID]
+	rec, kept := records[st.SandboxID]
 	earlier := rec != nil && rec.MachineID != id
 	if err := r.clearMachine(ctx, id, st.SandboxID != "" && !earlier); err != nil {
 		return err
@@ -101,6 +101,7 @@ func (r *Runner) adoptMachine(ctx context.Context, id skerry.MachineID, records 
 	case asked && st.Phase == shim.PhaseReady:
 		return r.startUndone(id, records)
 	case st.SandboxID == "" || earlier:
+	case kept && rec == nil: // is lost
 	case rec == nil:
 		r.takeOver(&sandbox{id: st.SandboxID, machine: id, failed: reason})
 	case rec.Status != skerry.StatusRunning: // and why is in the record
@@ -117,7 +118,7 @@ func (r *Runner) adoptMachine(ctx context.Context, id skerry.MachineID, records 
 // belongs to it.
 func (r *Runner) startUndone(id skerry.MachineID, records map[skerry.SandboxID]*record) error {
 	for _, rec := range records {
-		if rec.MachineID != id || rec.Status != skerry.StatusRunning {
+		if rec == nil || rec.MachineID != id || rec.Status != skerry.StatusRunning {
 			continue
 		}
 		status := skerry.StatusStopped
@@ -129,10 +130,16 @@ func (r *Runner) startUndone(id skerry.MachineID, records map[skerry.SandboxID]*
 	return nil
 }
 
+// askShim returns the status of a shim. An activation under way comes to its end
+// without the runner that began it.
 func (r *Runner) askShim(ctx context.Context, proc *shim.Process) (shim.Status, error) {
 	ctx, cancel := context.WithTimeout(ctx, adoptTimeout)
 	defer cancel()
-	return proc.Client.Status(ctx)
+	st, err := proc.Client.Status(ctx)
+	if err == nil && st.Phase == shim.PhaseActivating {
+		st, err = proc.Client.WaitChange(ctx, shim.PhaseActivating)
+	}
+	return st, err
 }
 
 // adoptRunning takes over a sandbox that runs.
@@ -173,7 +180,7 @@ func (r *Runner) adoptKept(rec *record) error {
 			return err
 		}
 	}
-	if err := os.RemoveAll(r.memoryDir(rec.SandboxID)+".new"); err != nil {
+	if err := os.RemoveAll(r.memoryDir(rec.SandboxID) + ".new"); err != nil {
 		return err
 	}
 	s := keptSandbox(rec)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strings"
 	"time"
 
 	"skerry.dev/skerry"
@@ -297,11 +298,11 @@ func (r *Runner) startToken(ctx context.Context) (release func(), err error) {
 	}
 }
 
-// reasonFor is what a user reads: the message of an error of ours, or the whole
-// chain.
+// reasonFor is what a user reads, in one line: the message of an error of ours, or
+// the whole chain.
 func reasonFor(err error) string {
 	if errors.Is(err, context.Canceled) {
 		return "the create was cancelled"
 	}
-	return err.Error()
+	return strings.ReplaceAll(err.Error(), "\n", "; ") // of errors.Join
 }

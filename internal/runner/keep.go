@@ -121,7 +121,7 @@ func (r *Runner) unpause(ctx context.Context, s *sandbox, cause error) error {
 		}
 	}
 	if err != nil || st.Phase != shim.PhaseRunning {
-		r.noteRecord(s, skerry.StatusStopped, s.machine, fmt.Sprintf("its machine ended while it was being paused: %v", errors.Join(cause, err)))
+		r.noteRecord(s, skerry.StatusStopped, s.machine, "its machine ended while it was being paused: "+reasonFor(errors.Join(cause, err)))
 		return r.keep(ctx, s)
 	}
 	if err := r.dropMemory(s.id); err != nil {

@@ -108,8 +108,8 @@ func (r *Runner) changeRecord(rec *record, status skerry.Status, reason string) 
 
 // readRecords reads the records of all persistent sandboxes. A directory whose
 // record was never written is of a create that did not come that far, and is
-// removed. One whose record cannot be read is left alone: the sandbox counts as
-// lost until somebody has mended it, or deletes it.
+// removed. One whose record cannot be read has none here, and is left alone: the
+// sandbox counts as lost until somebody has mended it, or deletes it.
 func (r *Runner) readRecords() (map[skerry.SandboxID]*record, error) {
 	entries, err := os.ReadDir(filepath.Join(r.cfg.Dir, "sandboxes"))
 	if err != nil {
@@ -130,6 +130,7 @@ func (r *Runner) readRecords() (map[skerry.SandboxID]*record, error) {
 			}
 		case err != nil:
 			r.log.Error("record of a sandbox cannot be read", "sandbox_id", id, "err", err)
+			records[id] = nil
 		default:
 			records[id] = rec
 		}

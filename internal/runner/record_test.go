@@ -71,8 +71,9 @@ func TestUnfinishedRecord(t *testing.T) {
 			if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
 				t.Fatal(err)
 			}
-			if records, err := r.readRecords(); err != nil || len(records) != 0 {
-				t.Errorf("records %v, %v; want none", records, err)
+			records, err := r.readRecords()
+			if rec, kept := records[id]; err != nil || !kept || rec != nil || len(records) != 1 {
+				t.Errorf("records %v, %v; want that of a sandbox without one", records, err)
 			}
 			if _, err := os.Stat(path); err != nil {
 				t.Errorf("it was removed: %v", err)

@@ -3,7 +3,9 @@ package runner
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 
@@ -39,7 +41,11 @@ type saved struct {
 }
 
 // errUnfit: the memory was saved by another hypervisor or on another processor.
-var errUnfit = skerry.Errorf(skerry.CodeConflict, "the saved memory does not fit this host")
+// errDamaged: its files are not what was saved.
+var (
+	errUnfit   = skerry.Errorf(skerry.CodeConflict, "the saved memory does not fit this host")
+	errDamaged = skerry.Errorf(skerry.CodeUnavailable, "the saved memory is damaged")
+)
 
 // save has the shim of a running sandbox save it into dir, which is made and
 // left empty on an error.
@@ -114,7 +120,10 @@ func openSaved(dir string) (*saved, error) {
 		return nil, err
 	}
 	sv := &saved{dir: dir}
-	return sv, json.Unmarshal(b, sv)
+	if err := json.Unmarshal(b, sv); err != nil {
+		return nil, fmt.Errorf("%w: %s: %w", errDamaged, savedFile, err)
+	}
+	return sv, nil
 }
 
 // fits refuses a memory that this host's hypervisor or processor could not go
@@ -150,6 +159,9 @@ func (r *Runner) startSaved(ctx context.Context, s *sandbox, sv *saved) (*shim.P
 	tpl, done, err := r.memories.get(ctx, sv.dir, func(context.Context) (*machine.Template, error) {
 		return qemu.LoadTemplate(filepath.Join(sv.dir, shim.RAMFile), filepath.Join(sv.dir, shim.StateFile))
 	})
+	if errors.Is(err, qemu.ErrCorruptTemplate) {
+		err = fmt.Errorf("%w: %w", errDamaged, err)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -159,6 +171,9 @@ func (r *Runner) startSaved(ctx context.Context, s *sandbox, sv *saved) (*shim.P
 		return nil, err
 	}
 	image, err := linkExtents(r.machineDir(s.machine), sv.extents())
+	if errors.Is(err, fs.ErrNotExist) {
+		err = fmt.Errorf("%w: %w", errDamaged, err)
+	}
 	if err != nil {
 		return nil, err
 	}

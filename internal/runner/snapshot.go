@@ -165,6 +165,9 @@ func (r *Runner) restore(ctx context.Context, c bus.Command) error {
 		return nil
 	}
 	sv, err := openSaved(r.snapshotDir(c.Job.Snapshot))
+	if errors.Is(err, fs.ErrNotExist) {
+		err = fmt.Errorf("%w: %w", errDamaged, err)
+	}
 	if err != nil {
 		sv = &saved{fault: fmt.Errorf("snapshot %s: %w", c.Job.Snapshot, err)}
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 
 	"skerry.dev/skerry"
 	"skerry.dev/skerry/internal/bus"
@@ -45,77 +46,93 @@ func (r *Runner) startAgain(ctx context.Context, s *sandbox, c bus.Command) erro
 	if err := r.replace(s, next); err != nil {
 		return r.startFailed(ctx, s, c.MachineID, err)
 	}
-	unenforced, err := r.startKept(ctx, s.kept, next, c)
+	started, err := r.startKept(ctx, s.kept, next, c)
 	next.err = err
 	close(next.settled)
 	if err != nil {
 		return r.startFailed(ctx, next, c.MachineID, err)
 	}
-	r.report(ctx, next, skerry.StatusRunning, func(ev *bus.Event) { ev.Unenforced = unenforced })
+	r.report(ctx, next, skerry.StatusRunning, func(ev *bus.Event) { ev.Unenforced, ev.Reason = started.unenforced, started.reason })
 	r.watch(next)
 	return nil
 }
 
+// started is what is said of a sandbox that was started.
+type started struct {
+	unenforced []string
+	reason     string // why it did not go on with its memory, or ""
+}
+
 // startKept makes the machine and lets it become the sandbox.
-func (r *Runner) startKept(ctx context.Context, kept skerry.Status, s *sandbox, c bus.Command) (unenforced []string, err error) {
+func (r *Runner) startKept(ctx context.Context, kept skerry.Status, s *sandbox, c bus.Command) (done started, err error) {
 	release, err := r.startToken(ctx)
 	if err != nil {
-		return nil, err
+		return done, err
 	}
 	defer release()
-	if err := r.clearMachine(ctx, s.machine, false); err != nil { // of an earlier try
-		return nil, err
-	}
-	if err := r.makeMachineDir(s.machine); err != nil {
-		return nil, err
+	if err := r.emptyMachineDir(ctx, s.machine); err != nil {
+		return done, err
 	}
 	r.step("start.directory")
-	var sv *saved
-	if kept == skerry.StatusPaused {
-		if sv, err = r.startPaused(ctx, s, c.Boot); err != nil {
-			return nil, err
+	fromMemory := kept == skerry.StatusPaused
+	if fromMemory {
+		err = r.startPaused(ctx, s)
+		if c.Boot && (errors.Is(err, errUnfit) || errors.Is(err, errDamaged)) {
+			r.log.Warn("saved memory is dropped, the sandbox boots", "sandbox_id", s.id, "err", err)
+			fromMemory, done.reason = false, fmt.Sprintf("its saved memory was dropped and it was started from its disk: %v", err)
+			err = r.emptyMachineDir(ctx, s.machine)
 		}
 	}
-	if sv == nil {
-		if err := r.startStopped(ctx, s, c.Job); err != nil {
-			return nil, err
-		}
+	if err == nil && !fromMemory {
+		err = r.startStopped(ctx, s, c.Job)
+	}
+	if err != nil {
+		return done, err
 	}
 	r.step("start.started")
 	// From here on the disk may change, so that the saved memory, if there
 	// was one, is of no use any more.
 	if err := r.setRecord(s, skerry.StatusRunning, s.machine, ""); err != nil {
-		return nil, err
+		return done, err
 	}
 	r.step("start.recorded")
-	if err := r.becomeAgain(ctx, s, c.Job, sv != nil); err != nil {
-		return nil, err
+	if err := r.becomeAgain(ctx, s, c.Job, fromMemory); err != nil {
+		return done, err
 	}
 	r.step("start.activated")
 	if err := r.dropMemory(s.id); err != nil {
-		return nil, err
+		return done, err
 	}
-	return r.enforce(s)
+	done.unenforced, err = r.enforce(s)
+	return done, err
 }
 
-// startPaused restores the saved memory. It returns nil where the memory does
-// not fit this host and the sandbox may be booted instead.
-func (r *Runner) startPaused(ctx context.Context, s *sandbox, mayBoot bool) (*saved, error) {
+// emptyMachineDir makes the directory of a machine, without what an earlier try
+// has left of it.
+func (r *Runner) emptyMachineDir(ctx context.Context, id skerry.MachineID) error {
+	if err := r.clearMachine(ctx, id, false); err != nil {
+		return err
+	}
+	return r.makeMachineDir(id)
+}
+
+// startPaused restores the saved memory. Errors: errUnfit, errDamaged when it
+// will never be of use here; all others may pass.
+func (r *Runner) startPaused(ctx context.Context, s *sandbox) error {
 	sv, err := openSaved(r.memoryDir(s.id))
+	if errors.Is(err, fs.ErrNotExist) {
+		err = fmt.Errorf("%w: %w", errDamaged, err)
+	}
 	if err == nil {
 		s.proc, err = r.startSaved(ctx, s, sv)
 	}
 	if err == nil {
 		err = awaitReady(ctx, s.proc)
 	}
-	if errors.Is(err, errUnfit) && mayBoot {
-		r.log.Warn("saved memory is dropped, the sandbox boots", "sandbox_id", s.id, "err", err)
-		return nil, nil
-	}
 	if err != nil {
-		return nil, fmt.Errorf("restore memory: %w", err)
+		return fmt.Errorf("restore memory: %w", err)
 	}
-	return sv, nil
+	return nil
 }
 
 // startStopped starts a machine on the sandbox's disk.

@@ -69,6 +69,8 @@ func (r *Runner) awaitFailure(ctx context.Context, proc *shim.Process) string {
 			return ""
 		case err == nil && st.Phase == shim.PhaseFailed:
 			return st.Error
+		case err == nil && st.Phase == shim.PhaseStopped:
+			return "" // in order: a stop that this process's predecessor has begun
 		case err == nil:
 			return fmt.Sprintf("the shim went back to %q", st.Phase)
 		case !proc.Alive():

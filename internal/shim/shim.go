@@ -60,6 +60,7 @@ type shim struct {
 	link        *guestapi.Link
 
 	saving  sync.Mutex    // held during a save, a copy of the disk, a shutdown
+	ended   ShutdownReply // of the shutdown; guarded by saving
 	started chan struct{} // closed when the start is over, well or not
 	stop    context.CancelFunc
 }

@@ -18,6 +18,9 @@ const shutdownSlack = 60 * time.Second
 func (s *shim) shutdown(ctx context.Context, req ShutdownRequest) (ShutdownReply, error) {
 	s.saving.Lock()
 	defer s.saving.Unlock()
+	if st, _ := s.snapshot(); st.Phase == PhaseStopped {
+		return s.ended, nil // the runner's successor asks again
+	}
 	link, err := s.runningLink()
 	if err != nil {
 		return ShutdownReply{}, err
@@ -30,6 +33,7 @@ func (s *shim) shutdown(ctx context.Context, req ShutdownRequest) (ShutdownReply
 		reply.Reason = fmt.Sprintf("the guest did not shut down in order and was switched off: %v", err)
 		s.log.Warn("shut down", "err", err)
 	}
+	s.ended = reply
 	// First the phase, so that the end of the machine is no failure.
 	s.setPhase(PhaseStopped, nil)
 	s.killMachine()
