@@ -22,7 +22,10 @@ func small() *skerry.ResourcesRequest { return &skerry.ResourcesRequest{MemoryMa
 // keep makes a small persistent sandbox that is deleted when the test ends.
 func keep(t *testing.T, req client.CreateSandbox) sandbox {
 	t.Helper()
-	req.Image, req.Resources, req.Persistent = testimage.Shell, small(), true
+	req.Resources, req.Persistent = small(), true
+	if req.Image == "" {
+		req.Image = testimage.Shell
+	}
 	return create(t, req)
 }
 
