@@ -117,6 +117,7 @@ func TestForkWithEnvironment(t *testing.T) {
 // TestForkWithoutRoom is the failure of case 33: the copy that does not fit fails
 // with the reason, the others and the source run, and nothing is left.
 func TestForkWithoutRoom(t *testing.T) {
+	t.Parallel()
 	// Room for three of half a GiB.
 	other := startOther(t, testserver.Options{Args: []string{"--pool", "0", "--memory-mib", "1600"}})
 	source, err := other.Client.CreateSandbox(t.Context(), client.CreateSandbox{Image: testimage.Shell, Resources: small(), Persistent: true})

@@ -15,6 +15,7 @@ import (
 // TestOrdinaryUser runs server and command line as nobody: everything works, and
 // what cannot be enforced is said.
 func TestOrdinaryUser(t *testing.T) {
+	t.Parallel()
 	const nobody = 65534
 	dir, err := testserver.NewDir(nobody)
 	if err != nil {
