@@ -27,7 +27,7 @@ func (r *Runner) start(ctx context.Context, c bus.Command) error {
 		if s.kept == "" {
 			return nil // is running in another machine: the command is late
 		}
-		old := s.machine
+		defer r.dropLogs(ctx, s.machine, c.MachineID)
 		next := &sandbox{id: s.id, machine: c.MachineID, res: c.Job.Resources, memMiB: c.Job.Resources.MemoryMiB, rec: s.rec,
 			cancel: func() {}, settled: make(chan struct{})}
 		if err := r.replace(s, next); err != nil {
@@ -39,13 +39,21 @@ func (r *Runner) start(ctx context.Context, c bus.Command) error {
 		if err != nil {
 			return r.startFailed(ctx, next, c.MachineID, err)
 		}
-		if err := r.clearMachine(ctx, old, false); err != nil { // its logs
-			r.log.Warn("remove logs of the last machine", "machine_id", old, "err", err)
-		}
 		r.report(ctx, next, skerry.StatusRunning, func(ev *bus.Event) { ev.Unenforced = unenforced })
 		r.watch(next)
 		return nil
 	})
+}
+
+// dropLogs removes what is left of a sandbox's last machine. However the start of
+// the next one ends, the record then names that, and nobody else knows of the last.
+func (r *Runner) dropLogs(ctx context.Context, last, next skerry.MachineID) {
+	if last == next {
+		return // the start came again
+	}
+	if err := r.clearMachine(context.WithoutCancel(ctx), last, false); err != nil {
+		r.log.Warn("remove logs of the last machine", "machine_id", last, "err", err)
+	}
 }
 
 // startKept makes the machine and lets it become the sandbox.
