@@ -1,6 +1,7 @@
 package scenario
 
 import (
+	"context"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -22,21 +23,22 @@ rm -rf /usr/local; mkdir -m 2750 /usr/local; echo new >/usr/local/inside  # a di
 rm /bin/yes; mkdir /bin/yes; echo x >/bin/yes/x # a directory for a file
 mv /etc/group /etc/groups; echo more >>/etc/groups
 chmod 711 /home/app; chown 3000000000:3000000001 /home/app
-mkdir -p /srv/empty /srv/deep/er/still; cd /srv
-echo one >hard-1; ln hard-1 hard-2; ln hard-1 deep/hard-3; ln /bin/probe probe
+mkdir -p /var /srv/empty /srv/links /srv/deep/er/still; cd /srv
+echo one >hard-1; ln hard-1 hard-2; ln hard-1 links/hard-3
 ln -s /etc/passwd link-absolute; ln -s no/such/place link-dangling
 echo x >setuid; chmod 6755 setuid; echo x >nobody; chmod 0 nobody
 chmod 3777 empty; mkfifo -m 640 fifo; mknod null c 1 3; mknod loop b 7 9
 echo x >xattr; probe xattr xattr user.comment 'two words'; probe xattr deep user.of-directory x
-truncate -s 64M sparse; echo end >>sparse
+truncate -s 16M sparse; echo end >>sparse
 touch "$(printf '\377\376-not-utf8')" 'with space' "$(printf 'new\nline')" -- -dash .wh-alike
 touch "$(printf '%0255d' 0)"; touch -d '1999-12-31 23:59:59' old
 `
 
-// changeMore changes what a capture has brought.
+// changeMore changes what a capture has brought. It leaves hard links alone, as a
+// sandbox goes on to count those that are gone from a lower layer (overlayfs).
 const changeMore = `set -e
 cd /srv
-rm hard-2 fifo xattr; rm -rf empty; echo a file now >empty
+rm fifo xattr; rm -rf empty; echo a file now >empty
 rm -rf deep; mkdir deep; echo new >deep/new
 chmod 600 nobody; mv old older; echo changed >/usr/local/inside
 touch /etc/group # what was removed before
@@ -64,9 +66,9 @@ func wantTree(t *testing.T, what, got, want string) {
 func TestCapture(t *testing.T) {
 	source := create(t, client.CreateSandbox{Image: testimage.Shell, Name: "wright", Resources: small()})
 	source.shell(t, changeEverything)
+	want := source.tree(t)
 	c := source.startCounter(t, "1ms")
 	source.shell(t, "setsid sh -c 'while :; do mkdir -p /tmp/writes/d; echo x >/tmp/writes/d/f; rm -rf /tmp/writes/d; done' >/dev/null 2>&1 &")
-	want := source.tree(t)
 	img := decode[skerry.Image](t, mustCLI(t, "sandbox", "capture", "wright", "--name", "team/env:1"))
 	t.Cleanup(func() { forgetImage(t, img.ID) })
 	if img.Status != skerry.ImageReady || img.LayerCount != 2 || img.Anonymous || img.SourceSandbox != source.ID {
@@ -135,9 +137,9 @@ func run(t *testing.T, name string, args ...string) string {
 // forgetImage deletes an image that may be deleted already.
 func forgetImage(t *testing.T, id skerry.ImageID) {
 	t.Helper()
-	r := cli(t, "image", "delete", string(id))
-	if r.code != 0 && r.code != 3 {
-		t.Errorf("delete image %s: %+v", id, r)
+	err := server.Client.DeleteImage(context.Background(), string(id))
+	if code := skerry.CodeOf(err); err != nil && code != skerry.CodeNotFound && code != skerry.CodeGone {
+		t.Errorf("delete image %s: %v", id, err)
 	}
 }
 

@@ -80,10 +80,11 @@ func TestOperationsAtOnce(t *testing.T) {
 		existing(t, child).shell(t, "true")
 	}
 	// Different ones: the first keeps the others out, and is named.
-	if _, err := server.Client.CreateSnapshot(t.Context(), string(sb.ID), "under-way"); err != nil {
+	snap, err := server.Client.CreateSnapshot(t.Context(), string(sb.ID), "under-way")
+	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { mustCLI(t, "snapshot", "delete", "under-way") })
+	t.Cleanup(func() { forgetSnapshot(t, snap.ID) })
 	for _, a := range []skerry.Action{skerry.Stop, skerry.Pause} {
 		if err := begin(t.Context(), server.Client, sb.ID, a); skerry.CodeOf(err) != skerry.CodeConflict || !strings.Contains(err.Error(), "under way: snapshot") {
 			t.Errorf("%s during a snapshot: %v", a, err)
