@@ -227,10 +227,14 @@ func (p *pool) dropImage(ctx context.Context, digest string) {
 	}
 }
 
+// drop ends a machine that is out of the list. It goes on when ctx ends: nobody
+// else knows of the machine.
 func (p *pool) drop(ctx context.Context, m *pooled) {
 	if m == nil {
 		return
 	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
+	defer cancel()
 	if err := p.r.clearMachine(ctx, m.id, false); err != nil {
 		p.r.log.Warn("drop machine of the ready pool", "machine_id", m.id, "err", err)
 	}
@@ -277,9 +281,7 @@ func (p *pool) close() {
 	ready := p.ready
 	p.ready = nil
 	p.mu.Unlock()
-	ctx, cancel := context.WithTimeout(context.Background(), undoTimeout)
-	defer cancel()
 	for _, m := range ready {
-		p.drop(ctx, m)
+		p.drop(context.Background(), m)
 	}
 }
