@@ -40,6 +40,24 @@ func (w *world) fill(leave int64) (free func()) {
 	return func() { w.must(os.Remove(name)) }
 }
 
+// TestDiskFull has no room for a new sandbox, which is not begun then.
+func TestDiskFull(t *testing.T) {
+	w := newWorld(t)
+	w.onSmallDisk(1500)
+	w.start(quiet)
+	free := w.fill(1 << 20)
+	sb, err := w.server.Create(t.Context(), "full")
+	if err == nil {
+		t.Fatalf("a sandbox runs without room: %+v", sb)
+	}
+	if reason := w.wantFailed(sb.ID, patience); !strings.Contains(reason, "the host's disk has 0 MiB left") {
+		t.Errorf("reason %q does not say how much is left", reason)
+	}
+	w.must(w.server.Delete(t.Context(), sb.ID))
+	free()
+	w.wantAlive(w.create("room"))
+}
+
 // TestDiskFullInOperation has no room for what pause, snapshot, fork and capture
 // write. The sandbox runs on, the reason says what is lacking, nothing half made
 // stays, and all of it works once there is room.

@@ -238,29 +238,6 @@ func TestHypervisorMissingOrHanging(t *testing.T) {
 	w.wantAlive(w.create("again"))
 }
 
-// TestDiskFull has the machines on a small file system of their own and fills
-// it.
-func TestDiskFull(t *testing.T) {
-	w := newWorld(t)
-	machines := filepath.Join(w.dir.Data(), "machines")
-	mount(t, machines, "size=4m")
-	w.start(quiet)
-	filler := filepath.Join(machines, "filler")
-	out, _ := exec.Command("dd", "if=/dev/zero", "of="+filler, "bs=4k").CombinedOutput()
-	if !strings.Contains(string(out), "No space left") {
-		t.Fatalf("dd: %s", out)
-	}
-	sb, err := w.server.Create(t.Context(), "full")
-	if err == nil {
-		t.Fatalf("a sandbox runs without room: %+v", sb)
-	}
-	if reason := w.wantFailed(sb.ID, time.Minute); !strings.Contains(strings.ToLower(reason), "no space") && !strings.Contains(reason, "full") {
-		t.Errorf("reason %q does not say that the disk is full", reason)
-	}
-	w.must(w.server.Delete(t.Context(), sb.ID))
-	w.must(os.Remove(filler))
-}
-
 // mount mounts a tmpfs, until the directory it is in is removed.
 func mount(t *testing.T, dir, options string) {
 	t.Helper()
