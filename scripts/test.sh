@@ -15,4 +15,4 @@ export CGO_ENABLED=1
 go test -race -timeout 15m $(grep -vF "${control#.}" <<<"$other_packages")
 go test -timeout 15m $control
 go test -race -short -timeout 15m -run 'Life|Operations|Races|Concurrent|Wait|Activity|Alarm|EventLog|Walk' $control
-go test -race -timeout 15m -p 1 $vm_packages
+go test -race -timeout 40m -p 1 $vm_packages
