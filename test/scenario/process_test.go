@@ -69,7 +69,8 @@ func TestManyCommandsAtOnce(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	eventually(t, 10*time.Second, func() string {
+	// Output is held for a while after the end, for a link that may be lost.
+	eventually(t, 40*time.Second, func() string {
 		if after := descriptors(); after != before {
 			return fmt.Sprintf("the agent had %q descriptors and has %q", before, after)
 		}

@@ -53,7 +53,7 @@ func TestOrdinaryUser(t *testing.T) {
 		t.Errorf("run: %q", got)
 	}
 	sb := decode[skerry.Sandbox](t, run("sandbox", "create", "--name", "mine"))
-	if got := strings.Join(sb.Unenforced, " "); got != "resources.cpu" {
+	if got := strings.Join(sb.Unenforced, " "); got != "resources.cpu resources.cpu_max" {
 		t.Errorf("unenforced limits: %q", got)
 	}
 	if got := run("sandbox", "exec", "mine", "--", "echo", "hello"); got != "hello\n" {

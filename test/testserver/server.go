@@ -53,7 +53,7 @@ func Start(ctx context.Context, d *Dir, o Options) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := s.cmd.Start(); err != nil {
+	if err := startProgram(s.cmd); err != nil {
 		return nil, err
 	}
 	url := make(chan string, 1)
@@ -74,6 +74,18 @@ func Start(ctx context.Context, d *Dir, o Options) (*Server, error) {
 		return nil, errors.Join(err, s.Kill())
 	}
 	return s, nil
+}
+
+// startProgram starts a command whose file was just written. A process that a
+// parallel test forked at that moment may have it open for writing until its
+// exec, which the kernel refuses to run (execve(2), ETXTBSY).
+func startProgram(cmd *exec.Cmd) error {
+	for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		err := cmd.Start()
+		if !errors.Is(err, syscall.ETXTBSY) || time.Now().After(deadline) {
+			return err
+		}
+	}
 }
 
 // awaitRunner waits until the server's own host takes work.
