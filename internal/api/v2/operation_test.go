@@ -17,9 +17,9 @@ func ptr[T any](v T) *T { return &v }
 
 // bodiless are POSTs that need no body, with the status of their answer.
 var bodiless = map[string]int{
-	"/v2/sandboxes/work/stop": 202, "/v2/sandboxes/work/start": 202, "/v2/sandboxes/work/pause": 202,
-	"/v2/sandboxes/work/resume": 202, "/v2/sandboxes/work/reclaim": 202, "/v2/sandboxes/work/fork": 202,
-	"/v2/sandboxes/work/capture": 202, "/v2/sandboxes/work/touch": 200, "/v2/snapshots/work/restore": 201,
+	"/v2/sandboxes/box/stop": 202, "/v2/sandboxes/box/start": 202, "/v2/sandboxes/box/pause": 202,
+	"/v2/sandboxes/box/resume": 202, "/v2/sandboxes/box/reclaim": 202, "/v2/sandboxes/box/fork": 202,
+	"/v2/sandboxes/box/capture": 202, "/v2/sandboxes/box/touch": 200, "/v2/snapshots/box/restore": 201,
 }
 
 func TestOperationsWithoutBody(t *testing.T) {
@@ -40,7 +40,7 @@ func TestOperationsWithoutBody(t *testing.T) {
 				}
 				w := httptest.NewRecorder()
 				h.ServeHTTP(w, r)
-				if w.Code != status || c.op != name || c.on != "work" {
+				if w.Code != status || c.op != name || c.on != "box" {
 					t.Errorf("%s with %q and %q: %d %s, control did %q on %q", target, contentType, body, w.Code, w.Body, c.op, c.on)
 				}
 			}
@@ -73,7 +73,7 @@ func TestFork(t *testing.T) {
 		{`{"names":["a","b"],"labels":{"k":"v"},"inherit_env":true}`, skerry.ForkRequest{Count: 2, Names: []string{"a", "b"}, Labels: map[string]string{"k": "v"}, InheritEnv: true}},
 	}
 	for _, tt := range tests {
-		w := do(t, h, "POST", "/v2/sandboxes/work/fork", tt.body)
+		w := do(t, h, "POST", "/v2/sandboxes/box/fork", tt.body)
 		if w.Code != http.StatusAccepted || !strings.HasPrefix(w.Body.String(), `{"items":[{"id":"sbx_copy"`) {
 			t.Errorf("%s: %d %s", tt.body, w.Code, w.Body)
 		}
@@ -81,7 +81,7 @@ func TestFork(t *testing.T) {
 			t.Errorf("%s: %s", tt.body, d)
 		}
 	}
-	refuse(t, h, "POST", "/v2/sandboxes/work/fork", []refusal{
+	refuse(t, h, "POST", "/v2/sandboxes/box/fork", []refusal{
 		{`{"count":0}`, "count", "min", "1"},
 		{`{"count":65}`, "count", "max", "64"},
 		{`{"count":1.5}`, "count", "type", ""},
@@ -93,7 +93,7 @@ func TestFork(t *testing.T) {
 		{`{"labels":{"a=b":"x"}}`, "labels", "key", ""},
 	})
 	names := strings.Repeat(`"x",`, 64) + `"x"`
-	refuse(t, h, "POST", "/v2/sandboxes/work/fork", []refusal{{`{"names":[` + names + `]}`, "count", "range", "1 to 64"}})
+	refuse(t, h, "POST", "/v2/sandboxes/box/fork", []refusal{{`{"names":[` + names + `]}`, "count", "range", "1 to 64"}})
 }
 
 func TestCapture(t *testing.T) {
@@ -111,14 +111,14 @@ func TestCapture(t *testing.T) {
 		{`{"name":"team/env:1"}`, skerry.CaptureRequest{Name: "team/env:1"}},
 	}
 	for _, tt := range tests {
-		if w := do(t, h, "POST", "/v2/sandboxes/work/capture", tt.body); w.Code != http.StatusAccepted || decode[skerry.Image](t, w).ID != "img_x" {
+		if w := do(t, h, "POST", "/v2/sandboxes/box/capture", tt.body); w.Code != http.StatusAccepted || decode[skerry.Image](t, w).ID != "img_x" {
 			t.Errorf("%s: %d %s", tt.body, w.Code, w.Body)
 		}
 		if d := cmp.Diff(tt.want, c.asked); d != "" {
 			t.Errorf("%s: %s", tt.body, d)
 		}
 	}
-	refuse(t, h, "POST", "/v2/sandboxes/work/capture", []refusal{
+	refuse(t, h, "POST", "/v2/sandboxes/box/capture", []refusal{
 		{`{"name":"env","idle_expiry_seconds":60}`, "idle_expiry_seconds", "excludes", "name"},
 		{`{"idle_expiry_seconds":0}`, "idle_expiry_seconds", "range", "1 to 604800, or -1"},
 		{`{"idle_expiry_seconds":-2}`, "idle_expiry_seconds", "range", ""},

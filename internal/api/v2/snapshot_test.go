@@ -14,8 +14,8 @@ import (
 func TestSnapshots(t *testing.T) {
 	c := &control{snapshot: skerry.Snapshot{ID: "snap_x", Name: "mine", Status: skerry.ImagePending}}
 	h := newHandler(t, c)
-	w := do(t, h, "POST", "/v2/sandboxes/work/snapshots", `{"name":"mine"}`)
-	if w.Code != http.StatusAccepted || decode[skerry.Snapshot](t, w).ID != "snap_x" || c.on != "work" || c.asked != "mine" {
+	w := do(t, h, "POST", "/v2/sandboxes/box/snapshots", `{"name":"mine"}`)
+	if w.Code != http.StatusAccepted || decode[skerry.Snapshot](t, w).ID != "snap_x" || c.on != "box" || c.asked != "mine" {
 		t.Errorf("create: %d %s, on %q for %v", w.Code, w.Body, c.on, c.asked)
 	}
 	if w := do(t, h, "GET", "/v2/snapshots", ""); strings.TrimSpace(w.Body.String()) != `{"items":[]}` {
@@ -32,7 +32,7 @@ func TestSnapshots(t *testing.T) {
 	if w := do(t, h, "DELETE", "/v2/snapshots/mine", ""); w.Code != http.StatusNoContent || w.Body.Len() != 0 {
 		t.Errorf("delete: %d %s", w.Code, w.Body)
 	}
-	refuse(t, h, "POST", "/v2/sandboxes/work/snapshots", []refusal{
+	refuse(t, h, "POST", "/v2/sandboxes/box/snapshots", []refusal{
 		{``, "name", "required", ""},
 		{`{}`, "name", "required", ""},
 		{`{"name":""}`, "name", "required", ""},
@@ -43,7 +43,7 @@ func TestSnapshots(t *testing.T) {
 		{`{"name":"x","labels":{}}`, "labels", "unknown_field", ""},
 	})
 	c.err = skerry.Errorf(skerry.CodeConflict, "the name mine is in use")
-	wantProblem(t, do(t, h, "POST", "/v2/sandboxes/work/snapshots", `{"name":"mine"}`), skerry.CodeConflict, "", "")
+	wantProblem(t, do(t, h, "POST", "/v2/sandboxes/box/snapshots", `{"name":"mine"}`), skerry.CodeConflict, "", "")
 }
 
 func TestRestore(t *testing.T) {
