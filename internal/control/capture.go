@@ -17,9 +17,13 @@ import (
 // CodeConflict for a sandbox that neither runs nor is stopped, or has another
 // operation under way, and for a name in use, CodeGone.
 func (c *Control) CaptureImage(ctx context.Context, idOrName string, req skerry.CaptureRequest) (skerry.Image, error) {
-	window, err := checkCapture(req)
+	req, err := req.Resolve()
 	if err != nil {
 		return skerry.Image{}, err
+	}
+	window := 0 // of a named image
+	if req.IdleExpirySeconds != nil {
+		window = *req.IdleExpirySeconds
 	}
 	var image store.Image
 	_, err = c.operate(ctx, idOrName, skerry.CaptureImage, func(t *txn, s *store.Sandbox) error {
@@ -46,24 +50,6 @@ func (c *Control) CaptureImage(ctx context.Context, idOrName string, req skerry.
 		return skerry.Image{}, err
 	}
 	return image.Image, nil
-}
-
-// checkCapture returns the idle window of an anonymous image in seconds, 0 for a
-// named one.
-func checkCapture(req skerry.CaptureRequest) (window int, err error) {
-	const field = "idle_expiry_seconds"
-	switch seconds := req.IdleExpirySeconds; {
-	case req.Name != "" && seconds != nil:
-		return 0, skerry.Invalid(field, "excludes", "name", "is for anonymous images only, and cannot be set with a name")
-	case req.Name != "":
-		return 0, skerry.ValidateImageName("name", req.Name)
-	case seconds == nil || *seconds == -1:
-		return skerry.MaxImageIdleSeconds, nil
-	case *seconds < 1 || *seconds > skerry.MaxImageIdleSeconds:
-		return 0, skerry.Invalid(field, "range", fmt.Sprintf("1 to %d, or -1", skerry.MaxImageIdleSeconds), "must be 1 to %d, or -1 for the maximum, is %d", skerry.MaxImageIdleSeconds, *seconds)
-	default:
-		return *seconds, nil
-	}
 }
 
 // captureCommand returns the command that makes an image of s, false if there is

@@ -218,23 +218,7 @@ func (c *Control) WaitImage(ctx context.Context, idOrName string, timeout time.D
 	if err != nil || settled(i) || timeout <= 0 {
 		return i, err
 	}
-	waiting := c.images.add(i.ID, settled)
-	defer c.images.remove(i.ID, waiting)
-	if i, err = c.Image(ctx, string(i.ID)); err != nil || settled(i) { // it may have changed before add
-		return i, err
-	}
-	timer, stop := c.clock.After(timeout)
-	defer stop()
-	select {
-	case i := <-waiting.found:
-		return i, nil
-	case <-timer:
-		return c.Image(ctx, string(i.ID))
-	case <-ctx.Done():
-		return skerry.Image{}, fmt.Errorf("wait for image %s: %w", i.ID, ctx.Err())
-	case <-c.closed:
-		return skerry.Image{}, errStopping
-	}
+	return waitFor(ctx, c, c.images, i.ID, timeout, c.Image, settled)
 }
 
 // DeleteImage forgets an image and has its runner remove what only it uses. An

@@ -19,7 +19,7 @@ import (
 // ready and for a name or key that is in use with other arguments,
 // CodeUnavailable when its runner is not online.
 func (c *Control) RestoreSnapshot(ctx context.Context, idOrName string, req skerry.RestoreRequest) (sb skerry.Sandbox, created bool, err error) {
-	if err := checkRestore(req); err != nil {
+	if req, err = req.Resolve(); err != nil {
 		return skerry.Sandbox{}, false, err
 	}
 	for range createAttempts {
@@ -35,18 +35,6 @@ func (c *Control) RestoreSnapshot(ctx context.Context, idOrName string, req sker
 		return skerry.Sandbox{}, false, fmt.Errorf("restore snapshot: %w", err)
 	}
 	return sb, created, nil
-}
-
-func checkRestore(req skerry.RestoreRequest) error {
-	if req.Name != "" {
-		if err := skerry.ValidateSandboxName(req.Name); err != nil {
-			return err
-		}
-	}
-	if err := skerry.ValidateLabels(req.Labels); err != nil {
-		return err
-	}
-	return skerry.ValidateEnv("env", req.Env)
 }
 
 func (c *Control) restoreSnapshot(ctx context.Context, t *txn, idOrName string, req skerry.RestoreRequest) (skerry.Sandbox, bool, error) {

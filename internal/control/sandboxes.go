@@ -243,23 +243,7 @@ func (c *Control) WaitSandbox(ctx context.Context, idOrName string, until []sker
 	if err != nil || settled(s) || timeout <= 0 {
 		return s, err
 	}
-	waiting := c.sandboxes.add(s.ID, settled)
-	defer c.sandboxes.remove(s.ID, waiting)
-	if s, err = c.Sandbox(ctx, string(s.ID)); err != nil || settled(s) { // it may have changed before add
-		return s, err
-	}
-	timer, stop := c.clock.After(timeout)
-	defer stop()
-	select {
-	case s := <-waiting.found:
-		return s, nil
-	case <-timer:
-		return c.Sandbox(ctx, string(s.ID))
-	case <-ctx.Done():
-		return skerry.Sandbox{}, fmt.Errorf("wait for sandbox %s: %w", s.ID, ctx.Err())
-	case <-c.closed:
-		return skerry.Sandbox{}, errStopping
-	}
+	return waitFor(ctx, c, c.sandboxes, s.ID, timeout, c.Sandbox, settled)
 }
 
 var errStopping = skerry.Errorf(skerry.CodeUnavailable, "the server is stopping")

@@ -96,23 +96,7 @@ func (c *Control) WaitSnapshot(ctx context.Context, idOrName string, timeout tim
 	if err != nil || done(s) || timeout <= 0 {
 		return s, err
 	}
-	waiting := c.snapshots.add(s.ID, done)
-	defer c.snapshots.remove(s.ID, waiting)
-	if s, err = c.Snapshot(ctx, string(s.ID)); err != nil || done(s) { // it may have changed before add
-		return s, err
-	}
-	timer, stop := c.clock.After(timeout)
-	defer stop()
-	select {
-	case s := <-waiting.found:
-		return s, nil
-	case <-timer:
-		return c.Snapshot(ctx, string(s.ID))
-	case <-ctx.Done():
-		return skerry.Snapshot{}, fmt.Errorf("wait for snapshot %s: %w", s.ID, ctx.Err())
-	case <-c.closed:
-		return skerry.Snapshot{}, errStopping
-	}
+	return waitFor(ctx, c, c.snapshots, s.ID, timeout, c.Snapshot, done)
 }
 
 // DeleteSnapshot forgets a snapshot and has its runner remove it. Sandboxes that

@@ -1,6 +1,11 @@
 package control
 
-import "sync"
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+)
 
 // watch tells those who wait for a change of an object about each change, in
 // this process. A change of several steps is told step by step.
@@ -53,5 +58,29 @@ func (w *watch[K, V]) publish(key K, value V) {
 		case waiting.found <- value:
 		default: // it found an earlier one
 		}
+	}
+}
+
+// waitFor waits until the object with an id, which get finds, is settled or the
+// time is over, and returns it. Errors: those of get, CodeUnavailable at Close.
+func waitFor[K ~string, V any](ctx context.Context, c *Control, w *watch[K, V], id K, timeout time.Duration,
+	get func(context.Context, string) (V, error), settled func(V) bool) (V, error) {
+	waiting := w.add(id, settled)
+	defer w.remove(id, waiting)
+	if v, err := get(ctx, string(id)); err != nil || settled(v) { // it may have changed before add
+		return v, err
+	}
+	timer, stop := c.clock.After(timeout)
+	defer stop()
+	var none V
+	select {
+	case v := <-waiting.found:
+		return v, nil
+	case <-timer:
+		return get(ctx, string(id))
+	case <-ctx.Done():
+		return none, fmt.Errorf("wait for %s: %w", id, ctx.Err())
+	case <-c.closed:
+		return none, errStopping
 	}
 }
