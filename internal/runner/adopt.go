@@ -146,7 +146,6 @@ func (r *Runner) askShim(ctx context.Context, proc *shim.Process) (shim.Status, 
 func (r *Runner) adoptRunning(proc *shim.Process, st shim.Status, rec *record) error {
 	s := &sandbox{id: st.SandboxID, machine: st.MachineID, memMiB: st.MemoryMiB, rec: rec, proc: proc}
 	if rec != nil {
-		s.res = rec.Job.Resources
 		if rec.Status != skerry.StatusRunning {
 			if err := r.setRecord(s, skerry.StatusRunning, st.MachineID, ""); err != nil {
 				return err

@@ -31,7 +31,7 @@ func (r *Runner) captureImage(ctx context.Context, c bus.Command, progress func(
 	path := filepath.Join(r.cfg.Dir, "forks", string(c.ImageID)+".img")
 	defer os.Remove(path)
 	err := r.copyForCapture(ctx, c, path)
-	if whole := context.Cause(ctx); whole == nil {
+	if ctx.Err() == nil {
 		r.operationOver(ctx, c, skerry.CaptureImage, err)
 	}
 	if err != nil {
@@ -57,26 +57,17 @@ func (r *Runner) copyForCapture(ctx context.Context, c bus.Command, path string)
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
-	found := false
-	err := r.inTurn(ctx, c, func(ctx context.Context, s *sandbox) error {
-		found = true
+	err := r.withSource(ctx, c, func(ctx context.Context, s *sandbox) error {
 		switch {
 		case r.live(s, c.MachineID):
 			rep, err := s.proc.Client.CopyDisk(ctx, shim.CopyDiskRequest{Path: path})
 			r.log.Info("disk copied", "sandbox_id", s.id, "frozen_micros", rep.FrozenMicros)
 			return err
 		case s.kept == skerry.StatusStopped:
-			info, err := os.Stat(r.scratchPath(s))
-			if err != nil {
-				return err
-			}
-			return disk.CopyScratch(path, r.scratchPath(s), info.Size()>>20)
+			return copyDisk(path, r.scratchPath(s))
 		}
-		return skerry.Errorf(skerry.CodeConflict, "sandbox %s does not run any more", s.id)
+		return notRunning(s)
 	})
-	if err == nil && !found {
-		err = skerry.Errorf(skerry.CodeConflict, "sandbox %s is not on this host", c.SandboxID)
-	}
 	if err != nil {
 		return fmt.Errorf("copy disk: %w", err)
 	}

@@ -101,9 +101,9 @@ func (r *Runner) settle(ctx context.Context, s *sandbox, w work, err error, star
 	r.watch(s)
 }
 
-// reserve records the sandbox and sets its memory aside. Where no room is left it returns errNoRoom,
-// and with mine, for a job that no other runner can do, the sandbox all the
-// same, to be failed.
+// reserve records the sandbox and sets its memory aside. Where no room is left it
+// returns errNoRoom, and with mine, for a job that no other runner can do, the
+// sandbox all the same, to be failed.
 func (r *Runner) reserve(job bus.CreateJob, mine bool) (*sandbox, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -65,9 +65,8 @@ func (r *Runner) delete(ctx context.Context, id skerry.SandboxID, machineID sker
 
 // removeSandboxDir removes disk and memory of a persistent sandbox.
 func (r *Runner) removeSandboxDir(id skerry.SandboxID) error {
-	dir := r.sandboxDir(id)
-	r.memories.drop(func(loaded string) bool { return filepath.Dir(loaded) == dir })
-	return os.RemoveAll(dir)
+	r.memories.drop(r.memoryDir(id))
+	return os.RemoveAll(r.sandboxDir(id))
 }
 
 // removeMachine removes a machine that its sandbox has no more. It is not for

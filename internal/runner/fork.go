@@ -9,7 +9,6 @@ import (
 
 	"skerry.dev/skerry"
 	"skerry.dev/skerry/internal/bus"
-	"skerry.dev/skerry/internal/disk"
 	"skerry.dev/skerry/internal/shim"
 )
 
@@ -37,7 +36,7 @@ func (r *Runner) fork(ctx context.Context, c bus.Command) error {
 	}
 	r.work.Go(func() {
 		children.Wait()
-		r.memories.drop(func(loaded string) bool { return loaded == dir })
+		r.memories.drop(dir)
 		if err := os.RemoveAll(dir); err != nil {
 			r.log.Error("remove what a fork saved", "dir", dir, "err", err)
 		}
@@ -49,7 +48,7 @@ func (r *Runner) fork(ctx context.Context, c bus.Command) error {
 // sandbox memory and disk at one instant, of a paused one what it has saved, of
 // a stopped one its disk.
 func (r *Runner) saveForFork(ctx context.Context, c bus.Command, dir string) (sv *saved, err error) {
-	err = r.inTurn(ctx, c, func(ctx context.Context, s *sandbox) error {
+	err = r.withSource(ctx, c, func(ctx context.Context, s *sandbox) error {
 		switch {
 		case r.live(s, c.MachineID):
 			sv, err = r.save(ctx, s, dir, shim.SaveRequest{Disk: true})
@@ -58,13 +57,10 @@ func (r *Runner) saveForFork(ctx context.Context, c bus.Command, dir string) (sv
 		case s.kept == skerry.StatusStopped:
 			sv, err = r.copyStopped(s, dir)
 		default:
-			err = skerry.Errorf(skerry.CodeConflict, "sandbox %s does not run any more", s.id)
+			err = notRunning(s)
 		}
 		return err
 	})
-	if err == nil && sv == nil {
-		err = skerry.Errorf(skerry.CodeConflict, "sandbox %s is not on this host", c.SandboxID)
-	}
 	return sv, err
 }
 
@@ -89,18 +85,14 @@ func (r *Runner) copyPaused(s *sandbox, dir string) (*saved, error) {
 		}
 	}
 	sv.dir = dir
-	return sv, disk.CopyScratch(sv.scratch(), r.scratchPath(s), sv.ScratchBytes>>20)
+	return sv, copyDisk(sv.scratch(), r.scratchPath(s))
 }
 
 // copyStopped copies the disk of a stopped sandbox.
 func (r *Runner) copyStopped(s *sandbox, dir string) (*saved, error) {
-	info, err := os.Stat(r.scratchPath(s))
-	if err != nil {
-		return nil, err
-	}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, err
 	}
-	sv := &saved{dir: dir, diskOnly: true, ScratchBytes: info.Size(), Journal: true}
-	return sv, disk.CopyScratch(sv.scratch(), r.scratchPath(s), sv.ScratchBytes>>20)
+	sv := &saved{dir: dir, diskOnly: true}
+	return sv, copyDisk(sv.scratch(), r.scratchPath(s))
 }

@@ -102,7 +102,11 @@ func (r *Runner) saveMemory(ctx context.Context, s *sandbox) error {
 	if err := errors.Join(r.dropMemory(s.id), os.RemoveAll(tmp)); err != nil {
 		return err
 	}
-	if _, err := r.save(ctx, s, tmp, shim.SaveRequest{Final: true}); err != nil {
+	sv, err := r.save(ctx, s, tmp, shim.SaveRequest{Final: true})
+	if err == nil {
+		err = sv.write()
+	}
+	if err != nil {
 		return errors.Join(err, os.RemoveAll(tmp))
 	}
 	if err := errors.Join(os.Rename(tmp, dir), syncFiles(r.sandboxDir(s.id))); err != nil {
@@ -137,7 +141,6 @@ func (r *Runner) unpause(ctx context.Context, s *sandbox, cause error) error {
 func (r *Runner) keep(ctx context.Context, s *sandbox) error {
 	r.step("keep.recorded")
 	next := keptSandbox(s.rec)
-	next.res = s.res
 	if err := r.replace(s, next); err != nil {
 		return err
 	}
@@ -157,7 +160,7 @@ func (r *Runner) keep(ctx context.Context, s *sandbox) error {
 
 // keptSandbox is a sandbox without a machine.
 func keptSandbox(rec *record) *sandbox {
-	s := &sandbox{id: rec.SandboxID, machine: rec.MachineID, res: rec.Job.Resources, rec: rec, kept: rec.Status,
+	s := &sandbox{id: rec.SandboxID, machine: rec.MachineID, rec: rec, kept: rec.Status,
 		cancel: func() {}, settled: make(chan struct{})}
 	close(s.settled)
 	return s
@@ -170,7 +173,7 @@ func (r *Runner) reportKept(ctx context.Context, s *sandbox) {
 // dropMemory removes the saved memory of a sandbox.
 func (r *Runner) dropMemory(id skerry.SandboxID) error {
 	dir := r.memoryDir(id)
-	r.memories.drop(func(loaded string) bool { return loaded == dir })
+	r.memories.drop(dir)
 	return os.RemoveAll(dir)
 }
 

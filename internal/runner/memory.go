@@ -85,16 +85,13 @@ func (m *memories) evictLocked() {
 	}
 }
 
-// drop forgets what is loaded of the directories that gone tells, unless it is
-// being handed on right now.
-func (m *memories) drop(gone func(dir string) bool) {
+// drop forgets what is loaded of dir, unless it is being handed on right now.
+func (m *memories) drop(dir string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	for dir, e := range m.byDir {
-		if e.users == 0 && gone(dir) {
-			closeMemory(e.loaded)
-			delete(m.byDir, dir)
-		}
+	if e := m.byDir[dir]; e != nil && e.users == 0 {
+		closeMemory(e.loaded)
+		delete(m.byDir, dir)
 	}
 }
 

@@ -8,8 +8,6 @@ import (
 	"os"
 	"path/filepath"
 
-	"golang.org/x/sys/unix"
-
 	"skerry.dev/skerry"
 	"skerry.dev/skerry/internal/bus"
 	"skerry.dev/skerry/internal/shim"
@@ -69,11 +67,7 @@ func (r *Runner) writeRecord(rec *record) error {
 	if err != nil {
 		return err
 	}
-	dir := r.sandboxDir(rec.SandboxID)
-	if err := replaceFile(filepath.Join(dir, recordFile), b); err != nil {
-		return err
-	}
-	return syncDir(dir)
+	return replaceFile(filepath.Join(r.sandboxDir(rec.SandboxID), recordFile), b)
 }
 
 // setRecord notes a machine of s and what it is; on an error the record stays what
@@ -151,34 +145,4 @@ func readRecord(path string) (*record, error) {
 		return nil, fmt.Errorf("record has version %d, this runner knows %d", rec.Version, recordVersion)
 	}
 	return &rec, nil
-}
-
-// syncDir and syncFiles make what was written outlive a power failure.
-func syncDir(dir string) error {
-	f, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	return errors.Join(f.Sync(), f.Close())
-}
-
-// syncFiles flushes the regular files of a directory, and the directory.
-func syncFiles(dir string) error {
-	entries, err := os.ReadDir(dir)
-	if err != nil {
-		return err
-	}
-	for _, e := range entries {
-		if !e.Type().IsRegular() {
-			continue
-		}
-		f, err := os.Open(filepath.Join(dir, e.Name()))
-		if err != nil {
-			return err
-		}
-		if err := errors.Join(unix.Fdatasync(int(f.Fd())), f.Close()); err != nil {
-			return err
-		}
-	}
-	return syncDir(dir)
 }

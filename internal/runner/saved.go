@@ -35,7 +35,6 @@ type saved struct {
 	Shape        machine.Shape    `json:"shape"`
 	Image        []machine.Extent `json:"image"` // paths are names in the directory
 	ScratchBytes int64            `json:"scratch_bytes"`
-	Journal      bool             `json:"journal"` // the disk outlives a crash
 	MemoryBytes  int64            `json:"memory_bytes"`
 	StillMicros  int64            `json:"still_micros"`
 }
@@ -47,8 +46,8 @@ var (
 	errDamaged = skerry.Errorf(skerry.CodeUnavailable, "the saved memory is damaged")
 )
 
-// save has the shim of a running sandbox save it into dir, which is made and
-// left empty on an error.
+// save has the shim of a running sandbox save it into dir, which is made. It lasts
+// only once it is written; see write.
 func (r *Runner) save(ctx context.Context, s *sandbox, dir string, req shim.SaveRequest) (*saved, error) {
 	prep, err := r.prepared(ctx)
 	if err != nil {
@@ -66,7 +65,7 @@ func (r *Runner) save(ctx context.Context, s *sandbox, dir string, req shim.Save
 		return nil, err
 	}
 	sv := &saved{dir: dir, ImageDigest: spec.ImageDigest, Hypervisor: prep.Hypervisor, Shape: spec.Shape,
-		ScratchBytes: info.Size(), Journal: s.rec != nil}
+		ScratchBytes: info.Size()}
 	links, err := linkExtents(dir, spec.Image)
 	if err != nil {
 		return nil, err
@@ -81,7 +80,7 @@ func (r *Runner) save(ctx context.Context, s *sandbox, dir string, req shim.Save
 	}
 	sv.MemoryBytes, sv.StillMicros = rep.MemoryBytes, rep.StillMicros
 	r.log.Info("sandbox saved", "sandbox_id", s.id, "still_micros", rep.StillMicros, "memory_bytes", rep.MemoryBytes)
-	return sv, sv.write()
+	return sv, nil
 }
 
 // linkExtents keeps the parts of an image's disk in dir, under their numbers.
@@ -106,10 +105,7 @@ func (sv *saved) write() error {
 	if err != nil {
 		return err
 	}
-	if err := os.WriteFile(filepath.Join(sv.dir, savedFile), b, 0o600); err != nil {
-		return err
-	}
-	return syncFiles(sv.dir)
+	return replaceFile(filepath.Join(sv.dir, savedFile), b)
 }
 
 // openSaved reads the description of a saved memory; fs.ErrNotExist is in the
@@ -184,5 +180,14 @@ func (r *Runner) startSaved(ctx context.Context, s *sandbox, sv *saved) (*shim.P
 
 // copySavedDisk gives a new sandbox a copy of the saved disk.
 func (r *Runner) copySavedDisk(s *sandbox, sv *saved) error {
-	return disk.CopyScratch(r.scratchPath(s), sv.scratch(), sv.ScratchBytes>>20)
+	return copyDisk(r.scratchPath(s), sv.scratch())
+}
+
+// copyDisk makes path a copy of a writable disk that is at rest.
+func copyDisk(path, original string) error {
+	info, err := os.Stat(original)
+	if err != nil {
+		return err
+	}
+	return disk.CopyScratch(path, original, info.Size()>>20)
 }

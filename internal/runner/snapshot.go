@@ -29,7 +29,10 @@ func (r *Runner) snapshot(ctx context.Context, c bus.Command) error {
 	sv, err := openSaved(r.snapshotDir(c.SnapshotID))
 	if errors.Is(err, fs.ErrNotExist) {
 		r.reportSnapshot(ctx, bus.SnapshotReport{SnapshotID: c.SnapshotID, Status: skerry.ImageBuilding})
-		err = r.withRunning(ctx, c, func(ctx context.Context, s *sandbox) error {
+		err = r.withSource(ctx, c, func(ctx context.Context, s *sandbox) (err error) {
+			if !r.live(s, c.MachineID) {
+				return notRunning(s)
+			}
 			sv, err = r.takeSnapshot(ctx, s, r.snapshotDir(c.SnapshotID))
 			return err
 		})
@@ -60,6 +63,9 @@ func (r *Runner) takeSnapshot(ctx context.Context, s *sandbox, dir string) (*sav
 	sv, err := r.save(ctx, s, tmp, shim.SaveRequest{Disk: true})
 	r.step("snapshot.saved")
 	if err == nil {
+		err = sv.write()
+	}
+	if err == nil {
 		err = errors.Join(os.Rename(tmp, dir), syncDir(filepath.Dir(dir)))
 	}
 	if err != nil {
@@ -69,21 +75,22 @@ func (r *Runner) takeSnapshot(ctx context.Context, s *sandbox, dir string) (*sav
 	return sv, nil
 }
 
-// withRunning runs the source's part of an operation in its turn. The sandbox
-// must run in the machine that the command names.
-func (r *Runner) withRunning(ctx context.Context, c bus.Command, run func(context.Context, *sandbox) error) error {
-	found := false
+// withSource runs the source's part of a copy in its turn. A source that is not
+// here is an error, as somebody waits for what was to be made of it.
+func (r *Runner) withSource(ctx context.Context, c bus.Command, run func(context.Context, *sandbox) error) error {
+	here := false
 	err := r.inTurn(ctx, c, func(ctx context.Context, s *sandbox) error {
-		found = r.live(s, c.MachineID)
-		if !found {
-			return nil
-		}
+		here = true
 		return run(ctx, s)
 	})
-	if err == nil && !found {
-		err = skerry.Errorf(skerry.CodeConflict, "sandbox %s does not run any more", c.SandboxID)
+	if err == nil && !here {
+		err = skerry.Errorf(skerry.CodeConflict, "sandbox %s is not on this host", c.SandboxID)
 	}
 	return err
+}
+
+func notRunning(s *sandbox) error {
+	return skerry.Errorf(skerry.CodeConflict, "sandbox %s does not run any more", s.id)
 }
 
 // operationOver tells that the source's part of an operation is over.
@@ -128,7 +135,7 @@ func (r *Runner) deleteSnapshot(ctx context.Context, id skerry.SnapshotID) error
 		return nil
 	}
 	dir := r.snapshotDir(id)
-	r.memories.drop(func(loaded string) bool { return loaded == dir })
+	r.memories.drop(dir)
 	if err := errors.Join(os.RemoveAll(dir), os.RemoveAll(dir+".new")); err != nil {
 		return fmt.Errorf("delete snapshot %s: %w", id, err)
 	}
@@ -136,7 +143,7 @@ func (r *Runner) deleteSnapshot(ctx context.Context, id skerry.SnapshotID) error
 	return nil
 }
 
-// snapshots lists what is there, and removes what was never finished.
+// snapshots lists what is there.
 func (r *Runner) snapshots() ([]bus.SnapshotReport, error) {
 	entries, err := os.ReadDir(filepath.Join(r.cfg.Dir, "snapshots"))
 	if err != nil {

@@ -267,7 +267,7 @@ func (t *templates) remove(stale func(TemplateKey) bool) error {
 		if err == nil && record.dirName() == e.Name() && !stale(record.TemplateKey) {
 			continue
 		}
-		t.r.memories.drop(func(loaded string) bool { return loaded == dir })
+		t.r.memories.drop(dir)
 		if err := os.RemoveAll(dir); err != nil {
 			return fmt.Errorf("remove stale template: %w", err)
 		}
