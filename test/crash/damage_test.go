@@ -79,7 +79,7 @@ func TestDamagedMemory(t *testing.T) {
 				w.must(w.ask(k, skerry.Resume))
 				sb := w.rest(k.id)
 				if sb.Status != skerry.StatusPaused || !strings.Contains(sb.Reason, tt.want) {
-					t.Fatalf("after a resume: %s, reason %q, want paused and %q; end of the log:\n%s", sb.Status, sb.Reason, tt.want, w.logTail(20))
+					t.Fatalf("after a resume: %s, reason %q, want paused and %q; end of the log:\n%s", sb.Status, sb.Reason, tt.want, w.server.LogTail(20))
 				}
 				t.Logf("reason: %s", sb.Reason)
 			}

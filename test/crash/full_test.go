@@ -109,7 +109,7 @@ func TestDiskFullInOperation(t *testing.T) {
 			reason := tt.reason(w)
 			t.Logf("reason: %s", reason)
 			if !saysFull(reason) {
-				t.Errorf("the reason %q does not say that the disk is full; end of the log:\n%s", reason, w.logTail(20))
+				t.Errorf("the reason %q does not say that the disk is full; end of the log:\n%s", reason, w.server.LogTail(20))
 			}
 			w.wantFree(k)
 			w.wantNothingHalf(k)

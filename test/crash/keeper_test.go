@@ -70,7 +70,7 @@ func (w *world) root(id skerry.SandboxID, script string) string {
 	defer cancel()
 	r, err := w.server.Client.Toolbox(id).Execute(ctx, skerry.ExecuteRequest{Argv: []string{"sh", "-c", script}, User: "root"})
 	if err != nil || r.ExitCode != 0 {
-		w.t.Fatalf("%s: %v, %+v; end of the log:\n%s", script, err, r, w.logTail(20))
+		w.t.Fatalf("%s: %v, %+v; end of the log:\n%s", script, err, r, w.server.LogTail(20))
 	}
 	return r.Stdout
 }
@@ -102,7 +102,7 @@ func (w *world) operate(k *keeper, a skerry.Action, want skerry.Status) {
 	w.t.Helper()
 	w.must(w.ask(k, a))
 	if sb, err := w.server.Client.WaitOperation(w.t.Context(), string(k.id), patience, want); err != nil {
-		w.t.Fatalf("%s: %v (%s, reason %q); end of the log:\n%s", a, err, sb.Status, sb.Reason, w.logTail(20))
+		w.t.Fatalf("%s: %v (%s, reason %q); end of the log:\n%s", a, err, sb.Status, sb.Reason, w.server.LogTail(20))
 	}
 	if want == skerry.StatusStopped {
 		k.memory = nil

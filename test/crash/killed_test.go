@@ -72,7 +72,7 @@ func TestMachineKilledInOperation(t *testing.T) {
 					})
 				}
 				if !slices.Contains(tt.want, sb.Status) || (sb.Status == stopped && sb.Reason == "") || strings.Contains(sb.Reason, "\n") {
-					t.Errorf("%s, reason %q, want one of %s and why, in one line; end of the log:\n%s", sb.Status, sb.Reason, tt.want, w.logTail(20))
+					t.Errorf("%s, reason %q, want one of %s and why, in one line; end of the log:\n%s", sb.Status, sb.Reason, tt.want, w.server.LogTail(20))
 				}
 				if sb.Status == stopped {
 					k.memory = nil

@@ -9,7 +9,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
@@ -129,7 +128,7 @@ func (w *world) end() {
 	}
 	if w.server != nil {
 		if w.t.Failed() {
-			w.t.Logf("end of the server's log:\n%s", w.logTail(40))
+			w.t.Logf("end of the server's log:\n%s", w.server.LogTail(40))
 		}
 		err = errors.Join(err, w.server.DeleteAll(ctx), w.deleteSnapshots(ctx), w.server.Stop())
 	}
@@ -179,11 +178,6 @@ func (w *world) must(err error) {
 	}
 }
 
-func (w *world) logTail(lines int) string {
-	all := strings.Split(strings.TrimSpace(w.server.Log()), "\n")
-	return strings.Join(all[max(0, len(all)-lines):], "\n")
-}
-
 // create makes a sandbox that must come to run.
 func (w *world) create(name string) skerry.Sandbox {
 	w.t.Helper()
@@ -219,21 +213,12 @@ func (w *world) wantOnly(want ...skerry.Sandbox) {
 		if !slices.Equal(have, expected) {
 			return fmt.Errorf("directories of machines %q, want %q", have, expected)
 		}
-		processes, err := w.dir.Processes()
+		shims, hypervisors, err := w.dir.Machines()
 		if err != nil {
 			return err
 		}
-		shims, hypervisors := 0, 0
-		for _, p := range processes {
-			switch {
-			case p.IsShim():
-				shims++
-			case p.IsQEMU():
-				hypervisors++
-			}
-		}
 		if shims != len(want) || hypervisors != len(want) {
-			return fmt.Errorf("%d shims and %d hypervisors, want %d: %+v", shims, hypervisors, len(want), processes)
+			return fmt.Errorf("%d shims and %d hypervisors, want %d", shims, hypervisors, len(want))
 		}
 		return nil
 	})

@@ -93,7 +93,7 @@ func (w *world) awaitCrash() {
 	case <-w.server.Exited():
 		w.server = nil
 	case <-time.After(time.Minute):
-		w.t.Fatalf("the server did not come to that step; its log:\n%s", w.logTail(20))
+		w.t.Fatalf("the server did not come to that step; its log:\n%s", w.server.LogTail(20))
 	}
 }
 

@@ -44,7 +44,7 @@ func TestServerKilledInOperation(t *testing.T) {
 			sb := w.rest(k.id)
 			t.Logf("after the restart: %s, %q", sb.Status, sb.Reason)
 			if !slices.Contains(tt.want, sb.Status) {
-				t.Fatalf("%s (%s), want one of %s; end of the log:\n%s", sb.Status, sb.Reason, tt.want, w.logTail(20))
+				t.Fatalf("%s (%s), want one of %s; end of the log:\n%s", sb.Status, sb.Reason, tt.want, w.server.LogTail(20))
 			}
 			switch {
 			case sb.Status == stopped && tt.action == skerry.Stop:
@@ -131,7 +131,7 @@ func TestServerKilledInCopy(t *testing.T) {
 func (w *world) wantFree(k *keeper) {
 	w.t.Helper()
 	if sb := w.rest(k.id); sb.Status != skerry.StatusRunning {
-		w.t.Fatalf("the source is %s (%s); end of the log:\n%s", sb.Status, sb.Reason, w.logTail(20))
+		w.t.Fatalf("the source is %s (%s); end of the log:\n%s", sb.Status, sb.Reason, w.server.LogTail(20))
 	}
 	w.wantFiles(k)
 }
@@ -146,7 +146,7 @@ func (w *world) wantCopy(k *keeper) {
 	case sb.Status == skerry.StatusRunning:
 		w.wantFiles(k)
 	case sb.Status != skerry.StatusFailed || sb.Reason == "":
-		w.t.Errorf("the copy is %s, reason %q; end of the log:\n%s", sb.Status, sb.Reason, w.logTail(20))
+		w.t.Errorf("the copy is %s, reason %q; end of the log:\n%s", sb.Status, sb.Reason, w.server.LogTail(20))
 	}
 	w.must(w.server.Delete(w.t.Context(), k.id))
 }

@@ -94,7 +94,7 @@ func (w *world) otherKernel() {
 func (w *world) wantMade(k *keeper) {
 	w.t.Helper()
 	if sb := w.rest(k.id); sb.Status != skerry.StatusRunning {
-		w.t.Errorf("the copy is %s, reason %q; end of the log:\n%s", sb.Status, sb.Reason, w.logTail(20))
+		w.t.Errorf("the copy is %s, reason %q; end of the log:\n%s", sb.Status, sb.Reason, w.server.LogTail(20))
 	} else {
 		w.wantFiles(k)
 	}

@@ -63,7 +63,7 @@ func runTests(m *testing.M) (code int, err error) {
 	}
 	code = m.Run()
 	if code != 0 {
-		fmt.Fprintf(os.Stderr, "end of the server's log:\n%s\n", tail(server.Log(), 100))
+		fmt.Fprintf(os.Stderr, "end of the server's log:\n%s\n", server.LogTail(100))
 	}
 	return code, shutDown(ctx)
 }
@@ -247,12 +247,6 @@ func eventually(t *testing.T, within time.Duration, check func() string) {
 
 func pointer[T any](v T) *T { return &v }
 
-// tail is the last lines of a text.
-func tail(text string, lines int) string {
-	all := strings.Split(strings.TrimSpace(text), "\n")
-	return strings.Join(all[max(0, len(all)-lines):], "\n")
-}
-
 // sorted is a text with its lines in order.
 func sorted(text string) string {
 	return strings.Join(slices.Sorted(strings.Lines(text)), "")
@@ -285,7 +279,7 @@ func startOther(t *testing.T, o testserver.Options) *testserver.Server {
 func endOther(t *testing.T, other *testserver.Server) {
 	t.Helper()
 	if t.Failed() {
-		t.Logf("end of the server's log:\n%s", tail(other.Log(), 40))
+		t.Logf("end of the server's log:\n%s", other.LogTail(40))
 	}
 	if err := other.DeleteAll(context.Background()); err != nil {
 		t.Error(err)

@@ -24,6 +24,20 @@ func (p Process) IsQEMU() bool {
 	return len(p.Args) > 0 && strings.Contains(filepath.Base(p.Args[0]), "qemu-system")
 }
 
+// Machines counts the shims and hypervisors of the directory.
+func (d *Dir) Machines() (shims, hypervisors int, err error) {
+	processes, err := d.Processes()
+	for _, p := range processes {
+		switch {
+		case p.IsShim():
+			shims++
+		case p.IsQEMU():
+			hypervisors++
+		}
+	}
+	return shims, hypervisors, err
+}
+
 // Processes lists the processes that have the directory in their command line,
 // as their working directory or program, or a file of it open: a hypervisor gets
 // its files as descriptors. The caller's own process is left out.

@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"strconv"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -161,6 +162,12 @@ func (s *Server) Log() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.log.String()
+}
+
+// LogTail is the last lines of what the server has written.
+func (s *Server) LogTail(lines int) string {
+	all := strings.Split(strings.TrimSpace(s.Log()), "\n")
+	return strings.Join(all[max(0, len(all)-lines):], "\n")
 }
 
 // Kill ends the server at once. Sandboxes run on.

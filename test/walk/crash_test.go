@@ -1,7 +1,6 @@
 package walk
 
 import (
-	"strings"
 	"time"
 
 	"skerry.dev/skerry"
@@ -86,17 +85,8 @@ func (w *walk) checkProcesses() {
 		}
 	}
 	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(50 * time.Millisecond) {
-		processes, err := w.dir.Processes()
+		shims, hypervisors, err := w.dir.Machines()
 		w.must(err)
-		shims, hypervisors := 0, 0
-		for _, p := range processes {
-			switch {
-			case p.IsShim():
-				shims++
-			case p.IsQEMU():
-				hypervisors++
-			}
-		}
 		if shims == want && hypervisors == want {
 			return
 		}
@@ -104,10 +94,4 @@ func (w *walk) checkProcesses() {
 			w.t.Fatalf("%d shims and %d hypervisors, want %d of each", shims, hypervisors, want)
 		}
 	}
-}
-
-// tail is the last lines of a text.
-func tail(text string, lines int) string {
-	all := strings.Split(strings.TrimSpace(text), "\n")
-	return strings.Join(all[max(0, len(all)-lines):], "\n")
 }

@@ -101,7 +101,7 @@ func (w *walk) end() {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	defer cancel()
 	if w.t.Failed() {
-		w.t.Logf("end of the server's log:\n%s", tail(w.server.Log(), 60))
+		w.t.Logf("end of the server's log:\n%s", w.server.LogTail(60))
 	}
 	err := errors.Join(w.server.DeleteAll(ctx), w.deleteSnapshots(ctx), w.wantEmpty("machines"), w.wantEmpty("sandboxes"),
 		w.wantEmpty("snapshots"), w.wantEmpty("forks"), w.server.Stop())
