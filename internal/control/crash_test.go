@@ -33,9 +33,6 @@ import (
 // another. Then it runs them once more, undisturbed, and checks that everything
 // comes to rest and nothing is lost or left over.
 func TestKillAtEveryStep(t *testing.T) {
-	if os.Getenv("SKERRY_CRASH_DIR") != "" {
-		t.Skip("is the killed process itself")
-	}
 	const atOnce = 4 // the processes mostly wait
 	var next atomic.Int64
 	var completed atomic.Bool
