@@ -124,8 +124,9 @@ func TestDiskFullInOperation(t *testing.T) {
 	w.works(k)
 }
 
-// saysFull reports whether a text tells of a full disk.
+// saysFull reports whether a text tells of a full disk: that a write failed, or,
+// for what is refused before anything is written, how little is left.
 func saysFull(text string) bool {
 	text = strings.ToLower(text)
-	return strings.Contains(text, "no space left") || strings.Contains(text, "disk is full") || strings.Contains(text, "disk full")
+	return strings.Contains(text, "the host's disk has") || strings.Contains(text, "no space left") || strings.Contains(text, "disk is full") || strings.Contains(text, "disk full")
 }
