@@ -80,6 +80,7 @@ func serverCommand(c *cli) *cobra.Command {
 	f.StringVar(&cfg.TLSCert, "tls-cert", "", "certificate, PEM")
 	f.StringVar(&cfg.TLSKey, "tls-key", "", "its key, PEM")
 	f.StringSliceVar(&cfg.Hosts, "host", nil, "further host names that clients use for this server")
+	f.IntVar(&cfg.Zygotes, "zygotes", cfg.Zygotes, "images and sizes of the last creates for which a machine to fork others from is kept, under software emulation")
 	f.IntVar(&cfg.PoolSize, "pool", cfg.PoolSize, "started machines kept ready")
 	f.IntVar(&cfg.Parallel, "parallel", 0, "machines started at once (default the number of processors)")
 	f.Int64Var(&cfg.MemoryMiB, "memory-mib", 0, "memory for sandboxes together: guaranteed, and lent to those that grow (default all of the host's)")

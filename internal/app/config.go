@@ -30,6 +30,7 @@ type Config struct {
 	TLSCert, TLSKey string // PEM files; required to listen beyond loopback
 	Hosts           []string
 	PoolSize        int
+	Zygotes         int      // for how many templates
 	Parallel        int      // machines started at once; 0 is the number of processors
 	Accel           string   // auto, kvm, tcg
 	QEMU            string   // binary
@@ -56,7 +57,7 @@ func Defaults() (Config, error) {
 		return Config{}, err
 	}
 	return Config{DataDir: filepath.Join(data, "skerry"), Listen: DefaultListen,
-		PoolSize: 2, CPUBurst: 1, Accel: "auto", QEMU: "qemu-system-x86_64"}, nil
+		PoolSize: 2, Zygotes: 2, CPUBurst: 1, Accel: "auto", QEMU: "qemu-system-x86_64"}, nil
 }
 
 // dataHome is $XDG_DATA_HOME (XDG Base Directory Specification).
@@ -100,6 +101,9 @@ func (c *Config) validate() error {
 	}
 	if err := validatePolicy(c.Policy); err != nil {
 		return err
+	}
+	if c.Zygotes < 0 {
+		return skerry.Invalid("--zygotes", "min", "0", "must not be negative, is %d", c.Zygotes)
 	}
 	if c.PoolSize < 0 {
 		return skerry.Invalid("--pool", "min", "0", "must not be negative, is %d", c.PoolSize)

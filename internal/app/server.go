@@ -117,7 +117,7 @@ func (s *Server) openRunner(b *bus.Bus, reg prometheus.Registerer) error {
 		ID: id, Region: region, Arch: runtime.GOARCH, Dir: s.cfg.DataDir,
 		Bus: b, Images: images, Scratch: disk.NewScratch(s.path("scratch")), Prepare: software.prepare, Checks: software.checks,
 		ShimArgv: s.cfg.ShimArgv, Network: s.cfg.network(), DropPrivileges: os.Getuid() == 0,
-		PoolSize: s.cfg.PoolSize, Parallel: s.cfg.Parallel, MemoryMiB: s.cfg.MemoryMiB, ColdBoot: s.cfg.ColdBoot,
+		PoolSize: s.cfg.PoolSize, Zygotes: s.cfg.Zygotes, Parallel: s.cfg.Parallel, MemoryMiB: s.cfg.MemoryMiB, ColdBoot: s.cfg.ColdBoot,
 		Cgroups: s.cfg.cgroups, CPUBurst: s.cfg.CPUBurst,
 		Metrics: runner.NewMetrics(reg), Logger: s.log, Step: s.cfg.Step,
 	})

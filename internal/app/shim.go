@@ -26,18 +26,22 @@ func RunShim(ctx context.Context, dir string) error {
 		Listening:  inherited(shim.FDListening, "listening"),
 		NewDriver:  func(spec shim.DriverSpec) (machine.Driver, error) { return NewDriver(spec, log), nil },
 		NewNetwork: newNetwork,
-		Template:   inheritedTemplate(spec),
+		Source:     inheritedSource(spec),
 	})
 }
 
-// inheritedTemplate returns the template that the runner has handed over for a
-// spec. A machine that boots has none; the Go runtime then uses the numbers of
-// its descriptors for its own files.
-func inheritedTemplate(spec shim.Spec) *machine.Template {
+// inheritedSource returns what the runner has handed over for a spec. A machine
+// that boots has nothing; the Go runtime then uses the numbers of its
+// descriptors for its own files.
+func inheritedSource(spec shim.Spec) (from shim.Source) {
 	if spec.Boot != nil {
-		return nil
+		return from
 	}
-	return &machine.Template{RAM: inherited(shim.FDRAM, "ram"), State: inherited(shim.FDState, "state")}
+	from.Template = &machine.Template{RAM: inherited(shim.FDRAM, "ram"), State: inherited(shim.FDState, "state")}
+	if spec.Forked {
+		from.Origin = inherited(shim.FDOrigin, "origin")
+	}
+	return from
 }
 
 // inherited returns a descriptor handed over at the start, nil if there is

@@ -11,7 +11,7 @@ import (
 // In a process that inherited none, the descriptors of a template are the
 // runtime's: taking them for one fails every cold boot.
 func TestMachineThatBootsInheritsNoTemplate(t *testing.T) {
-	for last := uintptr(0); last <= shim.FDState; {
+	for last := uintptr(0); last <= shim.FDOrigin; {
 		f, err := os.Open(os.DevNull)
 		if err != nil {
 			t.Fatal(err)
@@ -19,7 +19,7 @@ func TestMachineThatBootsInheritsNoTemplate(t *testing.T) {
 		defer f.Close()
 		last = f.Fd()
 	}
-	if got := inheritedTemplate(shim.Spec{Boot: &machine.Boot{}}); got != nil {
-		t.Errorf("got %+v, want no template", got)
+	if got := inheritedSource(shim.Spec{Boot: &machine.Boot{}}); got != (shim.Source{}) {
+		t.Errorf("got %+v, want nothing", got)
 	}
 }

@@ -6,6 +6,7 @@ package machine
 import (
 	"context"
 	"errors"
+	"net"
 	"os"
 	"time"
 )
@@ -56,6 +57,15 @@ type Config struct {
 	// Boot is used for a cold boot, Template for a restore: exactly one.
 	Boot     *Boot
 	Template *Template
+
+	// Zygote makes a machine from a template that others can be forked from:
+	// the Machine that Start returns is then a Zygote. It needs Control, Net
+	// and Scratch.
+	Zygote bool
+	// Origin is a connection whose other end a Zygote of the same template and
+	// shape serves, or nil: the machine is then forked from that instead of
+	// restored. It stays the caller's. Scratch must be a copy of the zygote's.
+	Origin *os.File
 }
 
 // ImageDisk is one read-only disk whose content is the concatenation of
@@ -146,6 +156,21 @@ type Machine interface {
 	Err() error
 	// Kill ends the hypervisor and waits for it. It is idempotent.
 	Kill() error
+}
+
+// Zygote is a machine that others are forked from: each begins with all that
+// it has in memory, also with what its hypervisor has worked out, such as
+// translated code.
+type Zygote interface {
+	Machine
+	// Freeze stops a running machine for good. The host's end of its port must
+	// be closed, and the guest at rest. Of the other methods only Fork, Done,
+	// Err, PID and Kill work then.
+	Freeze(ctx context.Context) error
+	// Fork serves one Start on the other end of origin, and returns when the
+	// machine that it started has ended. It kills that when the other end is
+	// closed, or ctx is done; what it has started outlives this process.
+	Fork(ctx context.Context, origin *net.UnixConn) error
 }
 
 // SaveRequest says what Save writes and where.

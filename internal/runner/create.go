@@ -246,13 +246,13 @@ func (r *Runner) startWork(ctx context.Context, s *sandbox, w work) (err error) 
 	case w.pooled != nil:
 		s.proc = w.pooled.proc
 	case w.from == nil:
-		s.proc, err = r.startMachine(ctx, s.machine, w.plan, diskPlan{path: r.scratchPath(s), mib: w.job.Resources.DiskLimitMiB()}, false)
+		s.proc, err = r.startMachine(ctx, s.machine, w.plan, diskPlan{path: r.scratchPath(s), mib: w.job.Resources.DiskLimitMiB()}, loaded)
 	default:
 		if err := r.copySavedDisk(s, w.from); err != nil {
 			return err
 		}
 		if w.from.diskOnly {
-			s.proc, err = r.startMachine(ctx, s.machine, w.plan, diskPlan{path: r.scratchPath(s), kept: true}, false)
+			s.proc, err = r.startMachine(ctx, s.machine, w.plan, diskPlan{path: r.scratchPath(s), kept: true}, loaded)
 		} else {
 			s.proc, err = r.startSaved(ctx, s, w.from)
 		}

@@ -109,12 +109,21 @@ type diskPlan struct {
 	kept bool // is there
 }
 
-// startMachine starts a shim for a machine of the plan: restored from the
-// template, which is made first if there is none, or booted. The machine's
-// directory is there and empty.
-func (r *Runner) startMachine(ctx context.Context, id skerry.MachineID, p plan, d diskPlan, warm bool) (*shim.Process, error) {
+// manner is how far a machine is brought that is started.
+type manner int
+
+const (
+	loaded manner = iota // for a sandbox
+	warmed               // for the ready pool
+	frozen               // to fork others from
+)
+
+// startMachine starts a shim for a machine of the plan: forked from a zygote of
+// the template, or restored from the template, which is made first if there is
+// none, or booted. The machine's directory is there and empty.
+func (r *Runner) startMachine(ctx context.Context, id skerry.MachineID, p plan, d diskPlan, m manner) (*shim.Process, error) {
 	spec := r.spec(id, p)
-	spec.Warm, spec.Scratch = warm, d.path
+	spec.Warm, spec.Zygote, spec.Scratch = m == warmed, m == frozen, d.path
 	if r.cfg.ColdBoot {
 		var err error
 		if spec.Boot, err = p.img.boot(p.prep); err != nil {
@@ -125,7 +134,7 @@ func (r *Runner) startMachine(ctx context.Context, id skerry.MachineID, p plan, 
 				return nil, err
 			}
 		}
-		return shim.Start(ctx, r.cfg.ShimArgv, r.machineDir(id), spec, nil)
+		return shim.Start(ctx, r.cfg.ShimArgv, r.machineDir(id), spec, shim.Source{})
 	}
 	tpl, done, err := r.templates.get(ctx, p)
 	if err != nil {
@@ -136,12 +145,19 @@ func (r *Runner) startMachine(ctx context.Context, id skerry.MachineID, p plan, 
 		return nil, err
 	}
 	spec.TemplateScratchBytes = p.key.ScratchMiB << 20
+	from, scratch := shim.Source{Template: tpl}, r.templates.scratch(p)
+	if m != frozen {
+		if z := r.zygotes.take(ctx, p.key); z != nil {
+			defer z.release()
+			spec.Forked, from.Origin, scratch = true, z.conn, z.scratch
+		}
+	}
 	if !d.kept {
-		if err := disk.CopyScratch(d.path, r.templates.scratch(p), d.mib); err != nil {
+		if err := disk.CopyScratch(d.path, scratch, d.mib); err != nil {
 			return nil, err
 		}
 	}
-	return shim.Start(ctx, r.cfg.ShimArgv, r.machineDir(id), spec, tpl)
+	return shim.Start(ctx, r.cfg.ShimArgv, r.machineDir(id), spec, from)
 }
 
 // linkBase keeps the memory in dir, which the machine is restored from, for its

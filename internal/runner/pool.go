@@ -136,12 +136,9 @@ func (p *pool) wakeUp() {
 	}
 }
 
-// run refills the pool until ctx ends.
+// run refills the pool until ctx ends, and makes the zygote its machines come
+// from first.
 func (p *pool) run(ctx context.Context) error {
-	if p.size <= 0 {
-		<-ctx.Done()
-		return nil
-	}
 	p.recall(ctx)
 	for {
 		select {
@@ -150,6 +147,12 @@ func (p *pool) run(ctx context.Context) error {
 		case <-p.wake:
 		}
 		for p.quiet(ctx) {
+			if pl := p.wanted(); pl != nil && p.r.zygotes.wants(*pl) {
+				if err := p.r.zygotes.add(ctx, *pl); err != nil {
+					p.r.log.Warn("make zygote", "err", err)
+				}
+				continue
+			}
 			pl, old := p.next()
 			p.drop(ctx, old)
 			if pl == nil {
@@ -178,6 +181,13 @@ func (p *pool) quiet(ctx context.Context) bool {
 			return true
 		}
 	}
+}
+
+// wanted is what the pool is for, or nil.
+func (p *pool) wanted() *plan {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.want
 }
 
 // next says what to add, nil when the pool is full of what is wanted, and which
@@ -227,52 +237,20 @@ func (p *pool) dropImage(ctx context.Context, digest string) {
 	}
 }
 
-// drop ends a machine that is out of the list. It goes on when ctx ends: nobody
-// else knows of the machine.
+// drop ends a machine that is out of the list.
 func (p *pool) drop(ctx context.Context, m *pooled) {
-	if m == nil {
-		return
-	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
-	defer cancel()
-	if err := p.r.clearMachine(ctx, m.id, false); err != nil {
-		p.r.log.Warn("drop machine of the ready pool", "machine_id", m.id, "err", err)
+	if m != nil {
+		p.r.dropMachine(ctx, m.id)
 	}
 }
 
 func (p *pool) add(ctx context.Context, pl plan) error {
-	release, err := p.r.startToken(ctx)
+	a, err := p.r.startAside(ctx, pl, warmed, shim.PhaseReady)
 	if err != nil {
 		return err
 	}
-	defer release()
-	var u undo
-	m := &pooled{id: skerry.NewMachineID(), key: pl.key}
-	if err := p.r.makeMachineDir(m.id); err != nil {
-		return err
-	}
-	u.add("machine", func(ctx context.Context) error { return p.r.clearMachine(ctx, m.id, false) })
-	if m.proc, err = p.r.startMachine(ctx, m.id, pl, diskPlan{path: filepath.Join(p.r.machineDir(m.id), shim.ScratchFile), mib: pl.key.ScratchMiB}, true); err == nil {
-		err = awaitReady(ctx, m.proc)
-	}
-	if err != nil {
-		if uerr := u.run(ctx); uerr != nil {
-			p.r.log.Error("undo pool machine", "machine_id", m.id, "err", uerr)
-		}
-		return err
-	}
-	p.giveBack(m)
+	p.giveBack(&pooled{id: a.id, key: pl.key, proc: a.Process})
 	return nil
-}
-
-// awaitReady waits until a machine is loaded, and a warm one rehearsed, and is
-// paused.
-func awaitReady(ctx context.Context, proc *shim.Process) error {
-	st, err := proc.Client.WaitChange(ctx, shim.PhaseStarting)
-	if err == nil && st.Phase != shim.PhaseReady {
-		err = skerry.Errorf(skerry.CodeUnavailable, "machine is %s: %s", st.Phase, st.Error)
-	}
-	return err
 }
 
 // close ends all members.

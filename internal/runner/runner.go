@@ -54,6 +54,9 @@ type Config struct {
 	DropPrivileges bool
 	// PoolSize is the number of started machines kept ready.
 	PoolSize int
+	// Zygotes is the number of templates for which a machine to fork others
+	// from is kept.
+	Zygotes int
 	// Parallel is how many machines may start at once.
 	Parallel int
 	// MemoryMiB is the memory this host guarantees and lends to sandboxes.
@@ -79,6 +82,7 @@ type Runner struct {
 	disks     *imageDisks
 	imageIDs  *imageIDs
 	pool      *pool
+	zygotes   *zygotes
 	starts    chan struct{} // a token for each machine that is being started
 	turns     *turns
 
@@ -152,6 +156,7 @@ func New(cfg Config) (*Runner, error) {
 	r.life, r.endLife = context.WithCancel(context.Background())
 	r.templates = newTemplates(r)
 	r.pool = newPool(r, cfg.PoolSize)
+	r.zygotes = newZygotes(r, cfg.Zygotes)
 	return r, nil
 }
 
@@ -185,6 +190,7 @@ func (r *Runner) close() {
 	r.endLife()
 	r.work.Wait()
 	r.pool.close()
+	r.zygotes.close()
 	r.memories.close()
 	r.disks.close()
 	r.cfg.Cgroups.Close()

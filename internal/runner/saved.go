@@ -175,7 +175,7 @@ func (r *Runner) startSaved(ctx context.Context, s *sandbox, sv *saved) (*shim.P
 	}
 	return shim.Start(ctx, r.cfg.ShimArgv, r.machineDir(s.machine), shim.Spec{
 		MachineID: s.machine, ImageDigest: sv.ImageDigest, Shape: sv.Shape, Image: image, Driver: r.driver(s.machine, prep),
-		Network: r.cfg.Network, MemoryLedger: filepath.Join(r.cfg.Dir, memoryLedger), Scratch: r.scratchPath(s), TemplateScratchBytes: sv.ScratchBytes, Saved: true}, tpl)
+		Network: r.cfg.Network, MemoryLedger: filepath.Join(r.cfg.Dir, memoryLedger), Scratch: r.scratchPath(s), TemplateScratchBytes: sv.ScratchBytes, Saved: true}, shim.Source{Template: tpl})
 }
 
 // copySavedDisk gives a new sandbox a copy of the saved disk.

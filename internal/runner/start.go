@@ -141,7 +141,7 @@ func (r *Runner) startStopped(ctx context.Context, s *sandbox, job *bus.CreateJo
 	if err != nil {
 		return err
 	}
-	s.proc, err = r.startMachine(ctx, s.machine, p, diskPlan{path: r.scratchPath(s), kept: true}, false)
+	s.proc, err = r.startMachine(ctx, s.machine, p, diskPlan{path: r.scratchPath(s), kept: true}, loaded)
 	if err != nil {
 		return err
 	}

@@ -153,7 +153,7 @@ func (t *templates) make(ctx context.Context, p plan, dir string) (err error) {
 			return err
 		}
 	}
-	proc, err := shim.Start(ctx, t.r.cfg.ShimArgv, mdir, spec, nil)
+	proc, err := shim.Start(ctx, t.r.cfg.ShimArgv, mdir, spec, shim.Source{})
 	if err != nil {
 		return err
 	}

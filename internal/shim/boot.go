@@ -48,9 +48,10 @@ func (s *shim) startMachine(ctx context.Context, wg *sync.WaitGroup) error {
 	}
 	defer cfg.Scratch.Close()
 	cfg.Control = guestControl
-	if tpl := s.cfg.Template; tpl != nil {
+	if tpl := s.cfg.Source.Template; tpl != nil {
 		cfg.Template = &machine.Template{RAM: tpl.RAM, State: tpl.State, ScratchBytes: s.spec.TemplateScratchBytes}
 	}
+	cfg.Zygote, cfg.Origin = s.spec.Zygote, s.cfg.Source.Origin
 	m, err := s.driver.Start(ctx, cfg)
 	if err != nil {
 		return err
@@ -178,16 +179,20 @@ func (s *shim) reconnect(ctx context.Context) (net.Conn, error) {
 // warm runs a restored machine through a rehearsal, so that the emulator has
 // translated the code that a create and the first command need, and pauses it.
 func (s *shim) warm(ctx context.Context) error {
+	if err := s.rehearse(ctx); err != nil {
+		return err
+	}
+	return s.machine.Pause(ctx)
+}
+
+func (s *shim) rehearse(ctx context.Context) error {
 	if err := s.machine.Resume(ctx); err != nil {
 		return err
 	}
 	if err := s.connect(ctx, linkTimeout); err != nil {
 		return err
 	}
-	if err := rehearse(ctx, s.link, s.spec.Shape.BaseMiB); err != nil {
-		return err
-	}
-	return s.machine.Pause(ctx)
+	return rehearse(ctx, s.link, s.spec.Shape.BaseMiB)
 }
 
 // socketpair returns the two ends of a stream connection, closed on exec

@@ -22,6 +22,7 @@ const (
 	FDListening = 3 // gets one byte when the shim's sockets accept
 	FDRAM       = 4 // of the template, if any
 	FDState     = 5
+	FDOrigin    = 6 // of Spec.Forked: connected to a zygote
 )
 
 // stopTimeout is how long a shim may take to end after it was told to.
@@ -36,10 +37,17 @@ type Process struct {
 	exited chan struct{} // closed when our child was reaped; nil for one found again
 }
 
+// Source is what a machine that does not boot is started from: a template and,
+// for one that is forked, a connection to a zygote of it.
+type Source struct {
+	*machine.Template
+	Origin *os.File
+}
+
 // Start writes the spec and starts a shim (argv, usually "skerry shim") for
 // dir, which must exist. It returns when the shim's sockets accept, or for a
 // capture at once.
-func Start(ctx context.Context, argv []string, dir string, spec Spec, tpl *machine.Template) (*Process, error) {
+func Start(ctx context.Context, argv []string, dir string, spec Spec, from Source) (*Process, error) {
 	spec.Version = SpecVersion
 	if err := writeJSON(filepath.Join(dir, SpecFile), spec); err != nil {
 		return nil, err
@@ -60,8 +68,11 @@ func Start(ctx context.Context, argv []string, dir string, spec Spec, tpl *machi
 	cmd.Stdout, cmd.Stderr = logFile, logFile
 	cmd.Dir = "/"
 	cmd.ExtraFiles = []*os.File{theirs}
-	if tpl != nil {
-		cmd.ExtraFiles = append(cmd.ExtraFiles, tpl.RAM, tpl.State)
+	if from.Template != nil {
+		cmd.ExtraFiles = append(cmd.ExtraFiles, from.RAM, from.State)
+	}
+	if spec.Forked {
+		cmd.ExtraFiles = append(cmd.ExtraFiles, from.Origin)
 	}
 	// Its own session: a shim does not die with the terminal or the runner.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}

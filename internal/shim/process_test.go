@@ -59,7 +59,7 @@ func TestFailedMachineIsTold(t *testing.T) {
 		t.Fatal(err)
 	}
 	id := skerry.NewMachineID()
-	p, err := Start(t.Context(), argv, dir, Spec{MachineID: id}, nil)
+	p, err := Start(t.Context(), argv, dir, Spec{MachineID: id}, Source{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -94,10 +94,10 @@ func TestFailedMachineIsTold(t *testing.T) {
 }
 
 func TestStartFailsAtOnce(t *testing.T) {
-	if _, err := Start(t.Context(), []string{"/nonexistent/skerry"}, t.TempDir(), Spec{}, nil); err == nil {
+	if _, err := Start(t.Context(), []string{"/nonexistent/skerry"}, t.TempDir(), Spec{}, Source{}); err == nil {
 		t.Error("start of a missing binary succeeded")
 	}
-	_, err := Start(t.Context(), []string{"/bin/sh", "-c", "echo last words >&2; exit 3"}, t.TempDir(), Spec{}, nil)
+	_, err := Start(t.Context(), []string{"/bin/sh", "-c", "echo last words >&2; exit 3"}, t.TempDir(), Spec{}, Source{})
 	if err == nil || !strings.Contains(err.Error(), "last words") {
 		t.Errorf("start of a shim that ends at once: %v, want its last words", err)
 	}
@@ -110,7 +110,7 @@ func TestHangingShim(t *testing.T) {
 	pidFile := filepath.Join(dir, "pid")
 	done := make(chan error, 1)
 	go func() {
-		_, err := Start(ctx, []string{"/bin/sh", "-c", "trap '' TERM; echo $$ >" + pidFile + ".new; mv " + pidFile + ".new " + pidFile + "; exec sleep 600"}, dir, Spec{}, nil)
+		_, err := Start(ctx, []string{"/bin/sh", "-c", "trap '' TERM; echo $$ >" + pidFile + ".new; mv " + pidFile + ".new " + pidFile + "; exec sleep 600"}, dir, Spec{}, Source{})
 		done <- err
 	}()
 	for {

@@ -30,8 +30,8 @@ type Config struct {
 	// NewNetwork starts the user-mode network on the host's end of the
 	// machine's network link.
 	NewNetwork func(NetworkSpec, *slog.Logger, *os.File) (Network, error)
-	// Template is inherited from the runner; nil for a cold boot.
-	Template *machine.Template
+	// Source is inherited from the runner; empty for a cold boot.
+	Source Source
 	// Listening gets one byte when the control socket accepts connections.
 	Listening *os.File
 	Logger    *slog.Logger
@@ -113,6 +113,14 @@ func (s *shim) start(ctx context.Context, wg *sync.WaitGroup) {
 	defer close(s.started)
 	if err := s.startMachine(ctx, wg); err != nil {
 		s.fail(fmt.Errorf("start machine: %w", err))
+		return
+	}
+	if s.spec.Zygote {
+		if err := s.freeze(ctx, wg); err != nil {
+			s.fail(fmt.Errorf("freeze machine: %w", err))
+			return
+		}
+		s.setPhase(PhaseFrozen, nil)
 		return
 	}
 	if s.spec.Warm {

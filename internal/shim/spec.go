@@ -52,6 +52,12 @@ type Spec struct {
 	// Warm makes the shim run a restored machine up to the agent's first
 	// answer and hold it there: a member of the ready pool.
 	Warm bool `json:"warm,omitempty"`
+	// Zygote makes the shim rehearse a restored machine, stop it for good, and
+	// let others be forked from it at OriginSock.
+	Zygote bool `json:"zygote,omitempty"`
+	// Forked is set for a machine that is forked from a zygote of the template;
+	// a connection to its OriginSock is inherited.
+	Forked bool `json:"forked,omitempty"`
 }
 
 // DriverSpec selects the hypervisor.
@@ -81,6 +87,7 @@ const (
 	PhaseRunning    Phase = "running"    // the agent accepts toolbox requests
 	PhaseSaved      Phase = "saved"      // stands still, its memory is saved; Resume takes that back
 	PhaseStopped    Phase = "stopped"    // was shut down as asked; the machine is gone
+	PhaseFrozen     Phase = "frozen"     // a zygote, for good
 	PhaseFailed     Phase = "failed"     // over; Error says why
 )
 
@@ -173,6 +180,7 @@ const (
 	StatusFile  = "status.json"
 	ControlSock = "shim.sock"
 	ToolboxSock = "toolbox.sock"
+	OriginSock  = "origin.sock" // of a zygote
 	ScratchFile = "scratch.img"
 	RAMFile     = "ram"
 	StateFile   = "state"

@@ -149,6 +149,9 @@ func (v *VM) Resume() {
 	}
 }
 
+// Leave closes the host's end of the port.
+func (v *VM) Leave() { v.conn.Close() }
+
 // logs is what the machine wrote last.
 func (v *VM) logs() string {
 	var b strings.Builder

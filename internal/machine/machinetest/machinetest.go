@@ -87,7 +87,7 @@ func CaptureFiles(t testing.TB, d machine.Driver, boot machine.Boot, image machi
 	v := Connect(t, m, dir)
 	v.Hello()
 	v.Do(fmt.Sprintf("alloc %d 7", patternMiB))
-	v.conn.Close() // a template has a quiet port
+	v.Leave() // a template has a quiet port
 	ram = filepath.Join(dir, "ram")
 	state = statePath(ram)
 	if err := m.Capture(t.Context(), state, ram); err != nil {

@@ -49,6 +49,8 @@ type layout struct {
 	scratchFD  int // or noFD: a placeholder
 	ramFD      int
 	restore    bool // map ramFD privately and wait for a state; else boot
+	zygote     bool // it forks, which its sandbox otherwise forbids
+	doorFD     int  // of a zygote
 	kernelFD   int
 	initrdFD   int
 	kernelArgs string
@@ -57,9 +59,13 @@ type layout struct {
 // argv is QEMU's command line, without the program's name. It is a pure
 // function: templates are keyed by what it returns, see version.
 func (l layout) argv() []string {
+	spawn := "deny"
+	if l.zygote {
+		spawn = "allow"
+	}
 	a := []string{
 		"-nodefaults", "-no-user-config", "-no-reboot", "-display", "none",
-		"-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny",
+		"-sandbox", "on,obsolete=deny,elevateprivileges=deny,resourcecontrol=deny,spawn=" + spawn,
 	}
 	a = append(a, l.machineArgs()...)
 	a = append(a, l.channelArgs()...)

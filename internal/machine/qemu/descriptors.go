@@ -38,13 +38,21 @@ func (d *descriptors) close() {
 	d.owned = nil
 }
 
-// socketpair returns a connected pair: our end, and QEMU's as a file.
-func socketpair(name string) (net.Conn, *os.File, error) {
+// filePair returns a connected pair of stream sockets as files.
+func filePair(name string) (ours, theirs *os.File, err error) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return nil, nil, fmt.Errorf("socketpair: %w", err)
 	}
-	ours, theirs := os.NewFile(uintptr(fds[0]), name), os.NewFile(uintptr(fds[1]), name)
+	return os.NewFile(uintptr(fds[0]), name), os.NewFile(uintptr(fds[1]), name), nil
+}
+
+// socketpair returns a connected pair: our end, and QEMU's as a file.
+func socketpair(name string) (net.Conn, *os.File, error) {
+	ours, theirs, err := filePair(name)
+	if err != nil {
+		return nil, nil, err
+	}
 	conn, err := net.FileConn(ours) // works on a copy
 	ours.Close()
 	if err != nil {

@@ -23,6 +23,8 @@ type instance struct {
 	hasImage bool
 	ram      *os.File          // memory of a cold boot, or nil
 	template *machine.Template // what a restore came from, in files of our own, or nil
+	layout   layout            // what it was launched with; empty if it was forked
+	door     *os.File          // our end of the way into a zygote, or nil
 	process  *process
 	done     chan struct{} // closed when nothing of the machine is left
 
@@ -133,6 +135,9 @@ func (m *instance) release() {
 	}
 	if d := m.disk(); d != nil {
 		d.file.Close()
+	}
+	if m.door != nil {
+		m.door.Close()
 	}
 	if m.template != nil {
 		m.template.RAM.Close()

@@ -36,12 +36,19 @@ func (d *Driver) Start(ctx context.Context, cfg machine.Config) (machine.Machine
 	}
 	ctx, cancel := context.WithTimeout(ctx, d.o.StartTimeout)
 	defer cancel()
-	m, conn, err := d.launch(cfg)
+	start := d.launch
+	if cfg.Origin != nil {
+		start = d.fork
+	}
+	m, conn, err := start(cfg)
 	if err != nil {
 		return nil, err
 	}
 	if err := m.begin(ctx, conn, cfg); err != nil {
 		return nil, m.abandon(ctx, err)
+	}
+	if cfg.Zygote {
+		return &zygote{instance: m, ownUser: d.o.dropsPrivileges()}, nil
 	}
 	return m, nil
 }
@@ -59,6 +66,10 @@ func check(cfg machine.Config) error {
 			"is %d; must be base_mib or more by a multiple of %d", s.MaxMemMiB, memoryBlockMiB)
 	case (cfg.Boot == nil) == (cfg.Template == nil):
 		return skerry.Invalid("boot", "exclusive", "", "give exactly one of boot and template")
+	case cfg.Zygote && cfg.Origin != nil:
+		return skerry.Invalid("zygote", "exclusive", "", "a fork cannot be forked from")
+	case (cfg.Zygote || cfg.Origin != nil) && (cfg.Template == nil || cfg.Control == nil || cfg.Net == nil || cfg.Scratch == nil):
+		return skerry.Invalid("template", "required", "", "what forks, or is forked, needs template, control, net and scratch")
 	}
 	if cfg.Scratch != nil {
 		if _, err := scratchSize(cfg.Scratch); err != nil {
@@ -129,13 +140,14 @@ func (d *Driver) launch(cfg machine.Config) (_ *instance, _ net.Conn, err error)
 		return nil, nil, err
 	}
 	l.consoleFD = fds.give(theirs)
-	for _, open := range []func(*layout, *descriptors, machine.Config) error{openControl, m.openDisks, m.openMemory, d.openStart} {
+	for _, open := range []func(*layout, *descriptors, machine.Config) error{openControl, m.openDisks, m.openMemory, d.openStart, m.openDoor} {
 		if err = open(&l, &fds, cfg); err != nil {
 			return nil, nil, err
 		}
 	}
 	stderr := newBoundedLog(filepath.Join(cfg.Dir, qemuLog))
 	pump := &outputPump{from: console, to: newBoundedLog(filepath.Join(cfg.Dir, consoleLog))}
+	m.layout = l
 	m.process, err = spawn(d.o, l.argv(), fds.files, stderr, pump)
 	if err != nil {
 		stderr.Close()
@@ -258,16 +270,20 @@ func (d *Driver) openStart(l *layout, fds *descriptors, cfg machine.Config) erro
 
 // begin connects to the monitor and, for a restore, loads the state.
 func (m *instance) begin(ctx context.Context, conn net.Conn, cfg machine.Config) error {
-	mon, err := qmp.New(ctx, conn, m.onEvent)
-	if err != nil {
-		return err
-	}
-	m.setMonitor(mon)
-	if cfg.Template == nil {
-		return nil
-	}
-	if err := m.load(ctx, cfg.Template.State); err != nil {
-		return err
+	if cfg.Origin != nil {
+		m.setMonitor(qmp.Continue(conn, m.onEvent))
+	} else {
+		mon, err := qmp.New(ctx, conn, m.onEvent)
+		if err != nil {
+			return err
+		}
+		m.setMonitor(mon)
+		if cfg.Template == nil {
+			return nil
+		}
+		if err := m.load(ctx, cfg.Template.State); err != nil {
+			return err
+		}
 	}
 	if cfg.Scratch == nil {
 		return nil

@@ -95,12 +95,7 @@ type message struct {
 // onEvent, or nil, is called for each event in order, from the one goroutine
 // that reads: it must not block or call the client. On an error conn is closed.
 func New(ctx context.Context, conn net.Conn, onEvent func(Event)) (*Client, error) {
-	c := &Client{
-		conn:    conn,
-		onEvent: onEvent,
-		done:    make(chan struct{}),
-		pending: map[string]chan reply{},
-	}
+	c := newClient(conn, onEvent)
 	r := bufio.NewReaderSize(conn, 4096)
 	if err := c.greet(ctx, r); err != nil {
 		conn.Close()
@@ -112,6 +107,23 @@ func New(ctx context.Context, conn net.Conn, onEvent func(Event)) (*Client, erro
 		return nil, err
 	}
 	return c, nil
+}
+
+// Continue takes over conn as the other end of a session in which capabilities
+// were negotiated already, with another client.
+func Continue(conn net.Conn, onEvent func(Event)) *Client {
+	c := newClient(conn, onEvent)
+	go c.read(bufio.NewReaderSize(conn, 4096))
+	return c
+}
+
+func newClient(conn net.Conn, onEvent func(Event)) *Client {
+	return &Client{
+		conn:    conn,
+		onEvent: onEvent,
+		done:    make(chan struct{}),
+		pending: map[string]chan reply{},
+	}
 }
 
 // greet reads the greeting. Cancelling ctx makes the read fail at once.

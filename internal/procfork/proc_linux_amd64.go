@@ -1,0 +1,162 @@
+package procfork
+
+import (
+	"bufio"
+	"bytes"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// span is a range of addresses.
+type span struct{ start, end uint64 }
+
+// mappings calls visit with the address range and name of each mapping of a
+// process, and the flags that smaps has and maps has not (proc_pid_smaps(5)).
+func mappings(pid int, file string, visit func(s span, name string, flags []string)) error {
+	f, err := os.Open(fmt.Sprintf("/proc/%d/%s", pid, file))
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	var current span
+	lines := bufio.NewScanner(f)
+	for lines.Scan() {
+		fields := strings.Fields(lines.Text())
+		if len(fields) == 0 {
+			continue
+		}
+		if flags, ok := strings.CutPrefix(lines.Text(), "VmFlags:"); ok {
+			visit(current, "", strings.Fields(flags))
+			continue
+		}
+		from, to, ok := strings.Cut(fields[0], "-")
+		if !ok {
+			continue
+		}
+		start, err1 := strconv.ParseUint(from, 16, 64)
+		end, err2 := strconv.ParseUint(to, 16, 64)
+		if err1 != nil || err2 != nil {
+			continue
+		}
+		current = span{start, end}
+		if len(fields) > 5 {
+			visit(current, fields[5], nil)
+		}
+	}
+	return lines.Err()
+}
+
+// notForked returns the mappings that a fork does not copy.
+func notForked(pid int) (ranges []span, err error) {
+	err = mappings(pid, "smaps", func(s span, _ string, flags []string) {
+		for _, flag := range flags {
+			if flag == "dc" {
+				ranges = append(ranges, s)
+			}
+		}
+	})
+	return ranges, err
+}
+
+// findSyscall returns the address of a syscall instruction in the code that the
+// kernel maps into every process (vdso(7)).
+func findSyscall(pid int) (uint64, error) {
+	var vdso span
+	if err := mappings(pid, "maps", func(s span, name string, _ []string) {
+		if name == "[vdso]" {
+			vdso = s
+		}
+	}); err != nil {
+		return 0, err
+	}
+	code := make([]byte, vdso.end-vdso.start)
+	if err := readMemory(pid, vdso.start, code); err != nil {
+		return 0, err
+	}
+	at := bytes.Index(code, []byte{0x0f, 0x05})
+	if at < 0 {
+		return 0, fmt.Errorf("the vdso of process %d has no system call", pid)
+	}
+	return vdso.start + uint64(at), nil
+}
+
+// openFile is what a process has open under a number.
+type openFile struct {
+	flags uint64 // open(2): access mode and status
+	event *event // of an eventfd(2), else nil
+}
+
+// event is the state of an eventfd.
+type event struct {
+	count     uint64
+	semaphore bool
+}
+
+// openFiles returns what a process has open, by number.
+func openFiles(pid int) (map[int]openFile, error) {
+	dir := fmt.Sprintf("/proc/%d/", pid)
+	entries, err := os.ReadDir(dir + "fdinfo")
+	if err != nil {
+		return nil, err
+	}
+	all := map[int]openFile{}
+	for _, e := range entries {
+		number, err := strconv.Atoi(e.Name())
+		if err != nil {
+			return nil, err
+		}
+		info, err := os.ReadFile(dir + "fdinfo/" + e.Name())
+		if err != nil {
+			return nil, err
+		}
+		if all[number], err = parseFDInfo(string(info)); err != nil {
+			return nil, fmt.Errorf("descriptor %d: %w", number, err)
+		}
+	}
+	return all, nil
+}
+
+// parseFDInfo parses a file of /proc/pid/fdinfo (proc_pid_fdinfo(5)).
+func parseFDInfo(info string) (f openFile, err error) {
+	for line := range strings.Lines(info) {
+		name, value, _ := strings.Cut(line, ":")
+		value = strings.TrimSpace(value)
+		switch name {
+		case "flags":
+			f.flags, err = strconv.ParseUint(value, 8, 64)
+		case "eventfd-count":
+			f.event = &event{}
+			f.event.count, err = strconv.ParseUint(value, 16, 64)
+		case "eventfd-semaphore":
+			f.event.semaphore = value == "1"
+		}
+		if err != nil {
+			return f, err
+		}
+	}
+	return f, nil
+}
+
+func readMemory(pid int, address uint64, b []byte) error {
+	return transfer("process_vm_readv", unix.ProcessVMReadv, pid, address, b)
+}
+
+func writeMemory(pid int, address uint64, b []byte) error {
+	return transfer("process_vm_writev", unix.ProcessVMWritev, pid, address, b)
+}
+
+func transfer(name string, call func(int, []unix.Iovec, []unix.RemoteIovec, uint) (int, error), pid int, address uint64, b []byte) error {
+	local := unix.Iovec{Base: &b[0], Len: uint64(len(b))}
+	n, err := call(pid, []unix.Iovec{local}, []unix.RemoteIovec{{Base: uintptr(address), Len: len(b)}}, 0)
+	if err != nil {
+		return os.NewSyscallError(name, err)
+	}
+	if n != len(b) {
+		return fmt.Errorf("%s: %d bytes of %d", name, n, len(b))
+	}
+	return nil
+}

@@ -1,0 +1,4 @@
+package procfork
+
+// Supported reports whether this package works on this system.
+const Supported = true

@@ -1,0 +1,151 @@
+package runner
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"sync"
+
+	"skerry.dev/skerry"
+	"skerry.dev/skerry/internal/machine/qemu"
+	"skerry.dev/skerry/internal/shim"
+)
+
+// zygotes keeps machines that others are forked from: one for each of the
+// templates used last, made by the loop that fills the ready pool. A fork has
+// all code translated that a create and a first command need. Without one, as
+// after a start, machines are restored from the template.
+type zygotes struct {
+	r    *Runner
+	size int
+
+	mu     sync.Mutex
+	ready  []*zygote            // the one used last is the last; guarded by mu
+	failed map[TemplateKey]bool // of which none could be made; guarded by mu
+}
+
+// zygote is one of them.
+type zygote struct {
+	id   skerry.MachineID
+	key  TemplateKey
+	proc *shim.Process
+	// users are the machines that are being forked from it; it ends after them.
+	users sync.WaitGroup
+}
+
+// origin is a zygote that is in use.
+type origin struct {
+	conn    *os.File // to fork a machine over
+	scratch string   // the disk of which each needs a copy
+	release func()
+}
+
+func newZygotes(r *Runner, size int) *zygotes {
+	return &zygotes{r: r, size: size, failed: map[TemplateKey]bool{}}
+}
+
+// take returns a zygote of the template key, or nil. release must be called
+// when the connection is handed over and the disk is copied.
+func (z *zygotes) take(ctx context.Context, key TemplateKey) *origin {
+	z.mu.Lock()
+	i := z.indexLocked(key)
+	if i < 0 {
+		z.mu.Unlock()
+		return nil
+	}
+	g := z.ready[i]
+	z.ready = append(append(z.ready[:i:i], z.ready[i+1:]...), g)
+	g.users.Add(1)
+	z.mu.Unlock()
+	conn, err := shim.DialOrigin(ctx, g.proc.Dir)
+	if err != nil {
+		g.users.Done()
+		z.r.log.Warn("a zygote does not answer", "machine_id", g.id, "err", err)
+		z.drop(ctx, func(o *zygote) bool { return o == g })
+		return nil
+	}
+	return &origin{conn: conn, scratch: filepath.Join(g.proc.Dir, shim.ScratchFile), release: func() {
+		conn.Close()
+		g.users.Done()
+	}}
+}
+
+func (z *zygotes) indexLocked(key TemplateKey) int {
+	for i, g := range z.ready {
+		if g.key == key {
+			return i
+		}
+	}
+	return -1
+}
+
+// wants reports whether there should be a zygote for a plan and is none.
+func (z *zygotes) wants(p plan) bool {
+	if z.size == 0 || p.key.Bare || z.r.cfg.ColdBoot || !qemu.CanFork(p.prep.Driver.Accel) {
+		return false
+	}
+	z.mu.Lock()
+	defer z.mu.Unlock()
+	return !z.failed[p.key] && z.indexLocked(p.key) < 0
+}
+
+// add makes a zygote, in the place of the one that was unused for longest if
+// there are too many. If it cannot be made it is not wanted again.
+func (z *zygotes) add(ctx context.Context, p plan) error {
+	proc, err := z.r.startAside(ctx, p, frozen, shim.PhaseFrozen)
+	z.mu.Lock()
+	if err != nil {
+		z.failed[p.key] = ctx.Err() == nil
+		z.mu.Unlock()
+		return err
+	}
+	g := &zygote{id: proc.id, key: p.key, proc: proc.Process}
+	z.ready = append(z.ready, g)
+	var oldest *zygote
+	if len(z.ready) > z.size {
+		oldest = z.ready[0]
+	}
+	z.mu.Unlock()
+	z.drop(ctx, func(o *zygote) bool { return o == oldest })
+	z.r.work.Go(func() { z.watch(g) })
+	return nil
+}
+
+// watch drops a zygote that has failed.
+func (z *zygotes) watch(g *zygote) {
+	st, err := g.proc.Client.WaitChange(z.r.life, shim.PhaseFrozen)
+	if z.r.life.Err() != nil {
+		return
+	}
+	z.drop(z.r.life, func(o *zygote) bool {
+		if o == g {
+			z.r.log.Warn("a zygote has failed", "machine_id", g.id, "reason", st.Error, "err", err)
+		}
+		return o == g
+	})
+}
+
+// drop ends the zygotes that are gone, when nobody uses them any more. What was
+// forked from them lives on.
+func (z *zygotes) drop(ctx context.Context, gone func(*zygote) bool) {
+	z.mu.Lock()
+	var keep, drop []*zygote
+	for _, g := range z.ready {
+		if gone(g) {
+			drop = append(drop, g)
+		} else {
+			keep = append(keep, g)
+		}
+	}
+	z.ready = keep
+	z.mu.Unlock()
+	for _, g := range drop {
+		g.users.Wait()
+		z.r.dropMachine(ctx, g.id)
+	}
+}
+
+// close ends all.
+func (z *zygotes) close() {
+	z.drop(context.Background(), func(*zygote) bool { return true })
+}
