@@ -171,6 +171,9 @@ type Zygote interface {
 	// machine that it started has ended. It kills that when the other end is
 	// closed, or ctx is done; what it has started outlives this process.
 	Fork(ctx context.Context, origin *net.UnixConn) error
+	// Learn has later forks begin with memory of their own where fork, which
+	// has done what they will do, has written to.
+	Learn(fork Machine) error
 }
 
 // SaveRequest says what Save writes and where.

@@ -25,6 +25,7 @@ type Parent struct {
 	stopped []*thread // the main one first
 	threads []*state  // of each
 	open    map[int]openFile
+	own     []uint64 // addresses of pages that each child gets copies of
 	work    chan func()
 	ended   chan struct{}
 	closing sync.Once
@@ -85,6 +86,13 @@ func (p *Parent) do(f func() error) error {
 	result := make(chan error)
 	p.work <- func() { result <- f() }
 	return <-result
+}
+
+// Own has later children begin with copies of pages, by address, which else are
+// made one by one when they are written to: by a fault each, that costs many
+// times what the copy does. Pages that another child has Written are a guess.
+func (p *Parent) Own(pages []uint64) {
+	p.do(func() error { p.own = pages; return nil })
 }
 
 // Close kills the process, but none of its children. Fork must not be called
@@ -266,6 +274,7 @@ func (p *Parent) prepare(main *thread, req Request) error {
 	if err := main.awaitStop(); err != nil {
 		return err
 	}
+	makeOwn(main.tid, p.own)
 	if err := p.replaceFiles(main, req.Files); err != nil {
 		return err
 	}

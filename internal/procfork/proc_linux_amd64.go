@@ -3,8 +3,10 @@ package procfork
 import (
 	"bufio"
 	"bytes"
+	"encoding/binary"
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -14,9 +16,10 @@ import (
 // span is a range of addresses.
 type span struct{ start, end uint64 }
 
-// mappings calls visit with the address range and name of each mapping of a
-// process, and the flags that smaps has and maps has not (proc_pid_smaps(5)).
-func mappings(pid int, file string, visit func(s span, name string, flags []string)) error {
+// mappings calls visit with the address range of each mapping of a process and
+// the name of it, if it has one; and, of smaps, with each of its properties
+// ("Rss:") and the words of that (proc_pid_smaps(5)).
+func mappings(pid int, file string, visit func(s span, name string, value []string)) error {
 	f, err := os.Open(fmt.Sprintf("/proc/%d/%s", pid, file))
 	if err != nil {
 		return err
@@ -29,12 +32,9 @@ func mappings(pid int, file string, visit func(s span, name string, flags []stri
 		if len(fields) == 0 {
 			continue
 		}
-		if flags, ok := strings.CutPrefix(lines.Text(), "VmFlags:"); ok {
-			visit(current, "", strings.Fields(flags))
-			continue
-		}
 		from, to, ok := strings.Cut(fields[0], "-")
 		if !ok {
+			visit(current, fields[0], fields[1:])
 			continue
 		}
 		start, err1 := strconv.ParseUint(from, 16, 64)
@@ -52,11 +52,9 @@ func mappings(pid int, file string, visit func(s span, name string, flags []stri
 
 // notForked returns the mappings that a fork does not copy.
 func notForked(pid int) (ranges []span, err error) {
-	err = mappings(pid, "smaps", func(s span, _ string, flags []string) {
-		for _, flag := range flags {
-			if flag == "dc" {
-				ranges = append(ranges, s)
-			}
+	err = mappings(pid, "smaps", func(s span, name string, flags []string) {
+		if name == "VmFlags:" && slices.Contains(flags, "dc") {
+			ranges = append(ranges, s)
 		}
 	})
 	return ranges, err
@@ -139,6 +137,71 @@ func parseFDInfo(info string) (f openFile, err error) {
 		}
 	}
 	return f, nil
+}
+
+// Written returns the addresses of the pages of a process that no other has:
+// of a child those that it has written to.
+func Written(pid int) ([]uint64, error) {
+	var dirty []span
+	if err := mappings(pid, "smaps", func(s span, name string, fields []string) {
+		if name == "Private_Dirty:" && fields[0] != "0" {
+			dirty = append(dirty, s)
+		}
+	}); err != nil {
+		return nil, err
+	}
+	f, err := os.Open(fmt.Sprintf("/proc/%d/pagemap", pid))
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	var pages []uint64
+	for _, s := range dirty {
+		entries := make([]byte, (s.end-s.start)/pageBytes*entryBytes)
+		if _, err := f.ReadAt(entries, int64(s.start/pageBytes*entryBytes)); err != nil {
+			return nil, fmt.Errorf("read pagemap: %w", err)
+		}
+		for i := range len(entries) / entryBytes {
+			if e := binary.LittleEndian.Uint64(entries[i*entryBytes:]); e&(present|exclusive|ofFile) == present|exclusive {
+				pages = append(pages, s.start+uint64(i)*pageBytes)
+			}
+		}
+	}
+	return pages, nil
+}
+
+// An entry of pagemap (Documentation/admin-guide/mm/pagemap.rst of the kernel).
+const (
+	entryBytes = 8
+	present    = 1 << 63
+	ofFile     = 1 << 61 // or shared
+	exclusive  = 1 << 56
+)
+
+// makeOwn gives a stopped process copies of its own of pages that it shares
+// with others: each is written to with what is in it. What cannot be written
+// is left as it is.
+func makeOwn(pid int, pages []uint64) {
+	const atOnce = 1024 // IOV_MAX
+	for len(pages) > 0 {
+		n := min(len(pages), atOnce)
+		bytes := make([]byte, n)
+		remote := make([]unix.RemoteIovec, n)
+		for i, p := range pages[:n] {
+			remote[i] = unix.RemoteIovec{Base: uintptr(p), Len: 1}
+		}
+		local := []unix.Iovec{{Base: &bytes[0], Len: uint64(n)}}
+		// Both stop at what is not there.
+		n, err := unix.ProcessVMReadv(pid, local, remote, 0)
+		if err == nil {
+			local[0].Len = uint64(n)
+			n, err = unix.ProcessVMWritev(pid, local, remote[:n], 0)
+		}
+		if err != nil || n == 0 {
+			n = 1 // skip it
+		}
+		pages = pages[n:]
+	}
 }
 
 func readMemory(pid int, address uint64, b []byte) error {

@@ -22,5 +22,11 @@ func Freeze(context.Context, int, *os.File, int) (*Parent, error) { return nil, 
 // Fork is not supported.
 func (*Parent) Fork(Request) (*os.Process, error) { return nil, errUnsupported }
 
+// Own does nothing.
+func (*Parent) Own([]uint64) {}
+
+// Written is not supported.
+func Written(int) ([]uint64, error) { return nil, errUnsupported }
+
 // Close does nothing.
 func (*Parent) Close() error { return nil }

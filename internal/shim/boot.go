@@ -48,9 +48,7 @@ func (s *shim) startMachine(ctx context.Context, wg *sync.WaitGroup) error {
 	}
 	defer cfg.Scratch.Close()
 	cfg.Control = guestControl
-	if tpl := s.cfg.Source.Template; tpl != nil {
-		cfg.Template = &machine.Template{RAM: tpl.RAM, State: tpl.State, ScratchBytes: s.spec.TemplateScratchBytes}
-	}
+	cfg.Template = s.template()
 	cfg.Zygote, cfg.Origin = s.spec.Zygote, s.cfg.Source.Origin
 	m, err := s.driver.Start(ctx, cfg)
 	if err != nil {
@@ -81,13 +79,25 @@ func (s *shim) machineConfig(net *os.File) (machine.Config, error) {
 	if s.spec.Bare {
 		return cfg, nil
 	}
-	path := s.spec.Scratch
-	if path == "" {
-		path = filepath.Join(s.cfg.Dir, ScratchFile)
-	}
 	var err error
-	cfg.Scratch, err = os.OpenFile(path, os.O_RDWR, 0)
+	cfg.Scratch, err = os.OpenFile(s.scratchPath(), os.O_RDWR, 0)
 	return cfg, err
+}
+
+func (s *shim) scratchPath() string {
+	if s.spec.Scratch != "" {
+		return s.spec.Scratch
+	}
+	return filepath.Join(s.cfg.Dir, ScratchFile)
+}
+
+// template is what the machine is restored from, or nil.
+func (s *shim) template() *machine.Template {
+	tpl := s.cfg.Source.Template
+	if tpl == nil {
+		return nil
+	}
+	return &machine.Template{RAM: tpl.RAM, State: tpl.State, ScratchBytes: s.spec.TemplateScratchBytes}
 }
 
 func (s *shim) setMachine(m machine.Machine) error {

@@ -178,6 +178,16 @@ func (z *zygote) fork(req forkRequest, files []*os.File) (*os.Process, error) {
 	return z.parent.Fork(procfork.Request{Files: replaced, Tracer: req.PID, Confine: true, Hide: z.ownUser})
 }
 
+// Learn implements machine.Zygote.
+func (z *zygote) Learn(fork machine.Machine) error {
+	pages, err := procfork.Written(fork.PID())
+	if err != nil {
+		return fmt.Errorf("memory that a fork writes to: %w", err)
+	}
+	z.parent.Own(pages)
+	return nil
+}
+
 // attend tells the other end of a fork's process, and of its end.
 func (z *zygote) attend(ctx context.Context, origin *net.UnixConn, child *os.Process) error {
 	ended := make(chan struct{})
