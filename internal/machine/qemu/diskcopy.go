@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strings"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -175,12 +176,21 @@ func (c *diskCopy) dismiss(ctx context.Context) error {
 				return err
 			}
 			if j.Error != "" {
-				err = errors.New(j.Error)
+				err = jobError(j.Error)
 			}
 		}
 		c.job = false
 		return err
 	})
+}
+
+// jobError is what QEMU says of a job that failed: strerror(3) of the cause, of
+// which only a full disk is told apart.
+func jobError(text string) error {
+	if strings.Contains(strings.ToLower(text), unix.ENOSPC.Error()) {
+		return unix.ENOSPC
+	}
+	return errors.New(text)
 }
 
 func (c *diskCopy) isClosed() bool {
