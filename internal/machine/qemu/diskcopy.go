@@ -231,7 +231,10 @@ func (c *diskCopy) detach() error {
 		return nil
 	}
 	if err == nil {
-		err = c.unstick(ctx)
+		// While the copy is made, a write of the guest waits for the old
+		// content to be saved first. If there was no room for that, there is
+		// no need for it now.
+		err = c.m.Retry(ctx)
 	}
 	if err != nil {
 		return asError("end disk copy", err)
@@ -259,16 +262,6 @@ func (c *diskCopy) cancel(ctx context.Context) error {
 	}
 	_ = c.dismiss(ctx) // its error is that it was cancelled
 	return nil
-}
-
-// unstick resumes a machine that QEMU has stopped because the copy's file had
-// no room: a write of the guest waits for the old content to be saved first.
-func (c *diskCopy) unstick(ctx context.Context) error {
-	status, err := c.m.monitor.Status(ctx)
-	if err != nil || status != "io-error" {
-		return err
-	}
-	return c.m.Resume(ctx)
 }
 
 // copyData copies what src has data of to the empty dst of the same size.
