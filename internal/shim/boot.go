@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"path/filepath"
 	"sync"
 	"time"
 
@@ -64,6 +63,7 @@ func (s *shim) startMachine(ctx context.Context, wg *sync.WaitGroup) error {
 		return errors.Join(err, m.Kill())
 	}
 	wg.Go(func() { s.watch(ctx, m) })
+	wg.Go(func() { s.keepRoom(ctx, m) })
 	s.mu.Lock()
 	s.controlConn = conn
 	s.mu.Unlock()
@@ -81,12 +81,8 @@ func (s *shim) machineConfig(net *os.File) (machine.Config, error) {
 	if s.spec.Bare {
 		return cfg, nil
 	}
-	path := s.spec.Scratch
-	if path == "" {
-		path = filepath.Join(s.cfg.Dir, ScratchFile)
-	}
 	var err error
-	cfg.Scratch, err = os.OpenFile(path, os.O_RDWR, 0)
+	cfg.Scratch, err = os.OpenFile(s.scratchPath(), os.O_RDWR, 0)
 	return cfg, err
 }
 
