@@ -20,9 +20,10 @@ import (
 // stands still (PhaseFull) and goes on by itself when there is room again.
 const (
 	// roomPause is between looks at the host's disk, roomBytes what must be
-	// free on it: with less the machine would stand still again at once.
+	// free on it: with less the machine would stand still again at once. It is
+	// more than what the server holds back for its own records.
 	roomPause = 500 * time.Millisecond
-	roomBytes = 16 << 20
+	roomBytes = 64 << 20
 	// fullPatience is how long requests to the guest wait for that before they
 	// are broken off. New ones are refused.
 	fullPatience = 30 * time.Second

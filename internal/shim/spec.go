@@ -92,6 +92,9 @@ const (
 	PhaseFailed     Phase = "failed"     // over; Error says why
 )
 
+// Live reports whether there is a sandbox in the machine.
+func (p Phase) Live() bool { return p == PhaseRunning || p == PhaseFull }
+
 // Status is what a shim says of itself; it is also kept in the file
 // status.json, so that it outlives the shim.
 type Status struct {
