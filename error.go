@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"syscall"
 )
 
 // Code is a stable, machine-readable kind of error. Codes cross every wire
@@ -73,8 +74,14 @@ func Unsupported(field, format string, args ...any) *Error {
 		Message: field + ": " + fmt.Sprintf(format, args...)}
 }
 
-// CodeOf returns the code of err: the one it carries, or CodeInternal.
-// It returns "" for nil.
+// DiskFull reports whether err tells that the disk, or a quota on it, has no
+// room left.
+func DiskFull(err error) bool {
+	return errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT)
+}
+
+// CodeOf returns the code of err: the one it carries, CodeExhausted for a full
+// disk, or else CodeInternal. It returns "" for nil.
 func CodeOf(err error) Code {
 	if err == nil {
 		return ""
@@ -82,6 +89,9 @@ func CodeOf(err error) Code {
 	var e *Error
 	if errors.As(err, &e) {
 		return e.Code
+	}
+	if DiskFull(err) {
+		return CodeExhausted
 	}
 	return CodeInternal
 }

@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
+	"syscall"
 	"testing"
 
 	"skerry.dev/skerry"
@@ -16,6 +18,7 @@ func TestCodeOf(t *testing.T) {
 		want skerry.Code
 	}{
 		{nil, ""}, {io.EOF, skerry.CodeInternal}, {conflict, skerry.CodeConflict}, {fmt.Errorf("create: %w", conflict), skerry.CodeConflict},
+		{fmt.Errorf("save: %w", &os.PathError{Op: "write", Path: "ram", Err: syscall.ENOSPC}), skerry.CodeExhausted}, {syscall.EDQUOT, skerry.CodeExhausted}, {syscall.EIO, skerry.CodeInternal},
 		{errors.Join(io.EOF, conflict), skerry.CodeConflict}, {skerry.Unsupported("ports", "not yet"), skerry.CodeUnsupported},
 	}
 	for _, tt := range tests {

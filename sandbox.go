@@ -35,7 +35,7 @@ type Sandbox struct {
 	Name      string            `json:"name"`
 	Status    Status            `json:"status"`
 	State     State             `json:"state"`
-	Reason    string            `json:"reason,omitempty" doc:"Why the sandbox failed."`
+	Reason    string            `json:"reason,omitempty" doc:"Why the sandbox failed, stands still, or an operation on it did not work."`
 	Image     string            `json:"image" doc:"Name or id of the image as asked for."`
 	ImageID   ImageID           `json:"image_id"`
 	Labels    map[string]string `json:"labels"`

@@ -163,6 +163,9 @@ func (c *control) Runners(context.Context) ([]skerry.Runner, error) {
 	return []skerry.Runner{{ID: "run_test", Hostname: "host", Arch: "amd64", Online: true, Accel: "tcg"}}, nil
 }
 
+// Ready implements gateway.Dialer.
+func (c *control) Ready(skerry.SandboxID) error { return nil }
+
 // DialToolbox implements gateway.Dialer.
 func (c *control) DialToolbox(ctx context.Context, id skerry.SandboxID) (net.Conn, error) {
 	sb, err := c.Sandbox(ctx, string(id))

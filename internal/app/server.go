@@ -185,6 +185,7 @@ func (s *Server) Run(ctx context.Context) error {
 	srv.RegisterOnShutdown(s.control.Close) // ends waits and event streams, which clients take up again
 	srv.BaseContext = func(net.Listener) context.Context { return requests }
 	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return (&reserve{s.path("reserve"), s.log}).keep(ctx) })
 	g.Go(func() error { return s.control.Run(ctx) })
 	g.Go(func() error { return s.runner.Run(ctx) })
 	g.Go(func() error {

@@ -36,6 +36,9 @@ func (d toolboxDialer) DialToolbox(ctx context.Context, id skerry.SandboxID) (ne
 	return nil, skerry.Errorf(skerry.CodeConflict, "sandbox %s is %s, not running", id, sb.Status)
 }
 
+// Ready implements gateway.Dialer.
+func (d toolboxDialer) Ready(id skerry.SandboxID) error { return d.runner.Ready(id) }
+
 // console opens the console log of a sandbox.
 func (s *Server) console(ctx context.Context, id skerry.SandboxID) (io.ReadCloser, error) {
 	sb, err := s.control.Sandbox(ctx, string(id))

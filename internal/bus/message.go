@@ -149,6 +149,10 @@ type Event struct {
 	Report *RunnerReport `json:"report,omitempty"`
 }
 
+// ReasonFull is the Reason with which a runner tells that a running sandbox stands
+// still; without it, that it goes on.
+const ReasonFull = "the host's disk is full; it stands still, and goes on when there is room"
+
 // RunnerReport is all that a runner has, for the control plane to compare with
 // what it believes. Sandboxes that were claimed in an earlier epoch and are not
 // listed are taken for lost.

@@ -81,7 +81,11 @@ func (c *Control) applyStatus(ctx context.Context, t *txn, s *store.Sandbox, e b
 	case skerry.StatusDeleted:
 		return c.machineGone(ctx, t, s, "its machine was removed from the host")
 	case skerry.StatusRunning:
-		if s.Status == skerry.StatusPausing && e.Reason == "" {
+		told := e.Reason == "" || e.Reason == bus.ReasonFull
+		switch {
+		case s.Status == skerry.StatusRunning:
+			return c.noteFull(ctx, t, s, e.Reason)
+		case s.Status == skerry.StatusPausing && told:
 			return false, nil // was said before the pause was asked for
 		}
 	case skerry.StatusBooting:
@@ -105,6 +109,20 @@ func (c *Control) applyStatus(ctx context.Context, t *txn, s *store.Sandbox, e b
 		s.User = e.User
 	}
 	return true, t.move(ctx, s, e.Status)
+}
+
+// noteFull records whether a running sandbox stands still because its host's disk
+// is full; false tells that this is known.
+func (c *Control) noteFull(ctx context.Context, t *txn, s *store.Sandbox, reason string) (bool, error) {
+	full := reason == bus.ReasonFull
+	if full == (s.Reason == bus.ReasonFull) {
+		return false, nil
+	}
+	s.Reason = ""
+	if full {
+		s.Reason = reason
+	}
+	return true, t.put(ctx, s)
 }
 
 // machineGone records that nothing of s is left on its runner, whether that was

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"syscall"
 
 	"skerry.dev/skerry"
 	"skerry.dev/skerry/internal/disk/erofs"
@@ -76,7 +75,7 @@ func BuildLayer(ctx context.Context, archive io.ReaderAt, size int64, lower *Tre
 
 // exhausted gives errors of a full disk or quota their code.
 func exhausted(err error) error {
-	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
+	if skerry.DiskFull(err) {
 		return skerry.Errorf(skerry.CodeExhausted, "disk full: %w", err)
 	}
 	return err

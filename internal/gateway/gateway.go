@@ -32,6 +32,9 @@ type Dialer interface {
 	// not exist, CodeGone for a deleted one and CodeConflict for one that
 	// does not run. The connection outlives ctx.
 	DialToolbox(ctx context.Context, id skerry.SandboxID) (net.Conn, error)
+	// Ready fails, with a code, when a sandbox that runs answers on no
+	// connection for now, also not on one that is open.
+	Ready(id skerry.SandboxID) error
 }
 
 // Config is what New needs.
@@ -106,6 +109,10 @@ func (g *Gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	if !id.Valid() {
 		problem.Write(w, r, skerry.Errorf(skerry.CodeNotFound, "%q is not the id of a sandbox", string(id)))
+		return
+	}
+	if err := g.config.Dialer.Ready(id); err != nil {
+		problem.Write(w, r, err)
 		return
 	}
 	if g.config.Activity != nil {
@@ -203,12 +210,17 @@ func (e *dialError) Unwrap() error { return e.err }
 func (g *Gateway) failed(w http.ResponseWriter, r *http.Request, err error) {
 	requestID := problem.RequestID(r.Context())
 	var p *problem.Problem
+	id := skerry.SandboxID(r.URL.Host) // r is the request to the guest, see rewrite
 	var dial *dialError
 	var known *skerry.Error
+	cause := err
+	if !errors.As(err, &dial) {
+		cause = g.config.Dialer.Ready(id) // perhaps it was broken off for that
+	}
 	switch {
 	case r.Context().Err() != nil:
 		p = problem.New(r.Context().Err(), requestID) // nobody reads it
-	case errors.As(err, &dial) && errors.As(err, &known):
+	case errors.As(cause, &known):
 		p = problem.New(known, requestID)
 	case errors.As(err, &dial):
 		p = problem.New(skerry.Errorf(skerry.CodeUnavailable, "the sandbox cannot be reached now"), requestID)
@@ -217,7 +229,6 @@ func (g *Gateway) failed(w http.ResponseWriter, r *http.Request, err error) {
 		p.Status = http.StatusBadGateway
 	}
 	if known == nil && r.Context().Err() == nil {
-		id, _, _ := target(r.URL)
 		g.config.Logger.WarnContext(r.Context(), "toolbox request failed", "request_id", requestID, "sandbox_id", string(id), "err", err)
 	}
 	p.WriteTo(w)

@@ -34,6 +34,14 @@ type dialer struct {
 	addr  string
 	err   error
 	dials atomic.Int64
+	ready atomic.Pointer[skerry.Error] // why the sandbox answers nothing, or nil
+}
+
+func (d *dialer) Ready(skerry.SandboxID) error {
+	if err := d.ready.Load(); err != nil {
+		return err
+	}
+	return nil
 }
 
 func (d *dialer) DialToolbox(ctx context.Context, _ skerry.SandboxID) (net.Conn, error) {
@@ -338,6 +346,8 @@ func TestWebSocket(t *testing.T) {
 // pipes dials a guest that takes its time for an answer.
 type pipes struct{ delay time.Duration }
 
+func (pipes) Ready(skerry.SandboxID) error { return nil }
+
 func (p pipes) DialToolbox(context.Context, skerry.SandboxID) (net.Conn, error) {
 	ours, guests := net.Pipe()
 	go func() {
@@ -423,5 +433,32 @@ func TestEarlyHintsAreKeptBack(t *testing.T) {
 	fmt.Fprintf(conn, "GET %s%s/x HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", gateway.Prefix, sandbox)
 	if answer, err := io.ReadAll(conn); err != nil || !strings.HasPrefix(string(answer), "HTTP/1.1 200") || strings.Contains(string(answer), "evil") {
 		t.Errorf("got %q, %v", answer, err)
+	}
+}
+
+// TestSandboxStandsStill: a request to a sandbox that answers nothing is refused,
+// with the reason, before it reaches a connection; one that was broken off for
+// that gets the same answer.
+func TestSandboxStandsStill(t *testing.T) {
+	full := skerry.Errorf(skerry.CodeExhausted, "the host's disk is full")
+	var d *dialer
+	d = toRaw(t, func(_ int, _ net.Conn, r *bufio.Reader) {
+		if _, err := http.ReadRequest(r); err == nil {
+			d.ready.Store(full) // and the connection is closed
+		}
+	})
+	url := serve(t, d, nil)
+	for _, when := range []string{"under way", "new"} {
+		resp, err := http.Post(url+"/process/execute", "application/json", strings.NewReader("{}"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := problem.Read(resp)
+		if got.Code != skerry.CodeExhausted || !strings.Contains(got.Error(), "disk is full") {
+			t.Errorf("a request that is %s: got %v, want code %s", when, got, skerry.CodeExhausted)
+		}
+	}
+	if n := d.dials.Load(); n != 1 {
+		t.Errorf("dialled %d times, want once", n)
 	}
 }

@@ -8,7 +8,6 @@ import (
 	"net"
 	"net/http"
 	"strings"
-	"syscall"
 
 	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
 
@@ -45,7 +44,7 @@ func codeOf(err error) (code skerry.Code, hint string) {
 	var netErr net.Error
 	var again *transient
 	switch {
-	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
+	case skerry.DiskFull(err):
 		return skerry.CodeExhausted, "the disk is full: "
 	case errors.Is(err, context.DeadlineExceeded):
 		return skerry.CodeTimeout, ""

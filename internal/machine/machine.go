@@ -119,6 +119,14 @@ type Machine interface {
 	// Resume lets the virtual processors run; Pause stops them.
 	Resume(ctx context.Context) error
 	Pause(ctx context.Context) error
+	// Stalled is closed while the machine stands still because the host's disk
+	// has no room for what the guest writes to its writable disk; once it goes
+	// on there is another. The write is not lost: it is tried again when the
+	// machine goes on, and is part of what Save writes.
+	Stalled() <-chan struct{}
+	// Retry lets a machine go on that is stalled. It does nothing to another,
+	// also to one that was paused since.
+	Retry(ctx context.Context) error
 	// SetScratch replaces the writable disk of a paused machine that the
 	// guest has not opened yet.
 	SetScratch(ctx context.Context, f *os.File) error
@@ -134,7 +142,8 @@ type Machine interface {
 	// Save writes device state and memory of a machine, restored or booted,
 	// as a template for machines of the same shape. Unless the request is
 	// final, or if Save fails, the machine then goes on as before: one that
-	// ran runs, a paused one stays paused. On an error none of the files it
+	// ran runs, a paused one stays paused. One that is stalled is refused with
+	// CodeExhausted. On an error none of the files it
 	// was to make is left. Saves of one machine wait for each other; Pause,
 	// Resume and SetMemory wait for the instant of one. Nothing is flushed to
 	// the host's disk: what a loss of power damages is found by a load.

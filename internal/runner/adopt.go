@@ -83,7 +83,7 @@ func (r *Runner) adoptMachine(ctx context.Context, id skerry.MachineID, records 
 				now.Phase = shim.PhaseRunning
 			}
 		}
-		if err == nil && now.Phase == shim.PhaseRunning && (!kept || rec != nil && rec.MachineID == id) {
+		if err == nil && now.Phase.Live() && (!kept || rec != nil && rec.MachineID == id) {
 			return r.adoptRunning(proc, now, rec)
 		}
 		reason = "the runner ended while the sandbox was being made"
@@ -144,7 +144,7 @@ func (r *Runner) askShim(ctx context.Context, proc *shim.Process) (shim.Status, 
 
 // adoptRunning takes over a sandbox that runs.
 func (r *Runner) adoptRunning(proc *shim.Process, st shim.Status, rec *record) error {
-	s := &sandbox{id: st.SandboxID, machine: st.MachineID, memMiB: st.MemoryMiB, rec: rec, proc: proc}
+	s := &sandbox{id: st.SandboxID, machine: st.MachineID, memMiB: st.MemoryMiB, rec: rec, proc: proc, full: st.Phase == shim.PhaseFull}
 	if rec != nil {
 		if rec.Status != skerry.StatusRunning {
 			if err := r.setRecord(s, skerry.StatusRunning, st.MachineID, ""); err != nil {
@@ -257,6 +257,8 @@ func (r *Runner) machines() []bus.MachineReport {
 			m.Status, m.Reason = skerry.StatusFailed, s.failed
 		} else if m.Status == skerry.StatusRunning && s.err != nil {
 			m.Status, m.Reason = skerry.StatusFailed, reasonFor(s.err)
+		} else if s.full {
+			m.Reason = bus.ReasonFull
 		}
 		out = append(out, m)
 	}

@@ -7,18 +7,32 @@ import (
 	"path/filepath"
 
 	"skerry.dev/skerry"
+	"skerry.dev/skerry/internal/bus"
 	"skerry.dev/skerry/internal/shim"
 )
 
 // DialToolbox opens a connection to the toolbox of a running sandbox. Errors:
 // CodeNotFound when this host does not have it, CodeConflict when it does not
-// run (yet, or any more).
+// run (yet, or any more), CodeExhausted when it stands still because the disk is
+// full.
 func (r *Runner) DialToolbox(ctx context.Context, id skerry.SandboxID) (net.Conn, error) {
 	s, err := r.running(id)
 	if err != nil {
 		return nil, err
 	}
+	if err := r.Ready(id); err != nil {
+		return nil, err
+	}
 	return s.proc.Client.DialToolbox(ctx)
+}
+
+// Ready returns CodeExhausted for a running sandbox that stands still because the
+// disk is full: it answers on no connection.
+func (r *Runner) Ready(id skerry.SandboxID) error {
+	if s := r.current(id); s != nil && r.isFull(s) {
+		return skerry.Errorf(skerry.CodeExhausted, "sandbox %s: %s", id, bus.ReasonFull)
+	}
+	return nil
 }
 
 // ConsoleLog opens the guest's console log. The caller closes it.

@@ -124,7 +124,7 @@ func (r *Runner) unpause(ctx context.Context, s *sandbox, cause error) error {
 			st.Phase = shim.PhaseRunning
 		}
 	}
-	if err != nil || st.Phase != shim.PhaseRunning {
+	if err != nil || !st.Phase.Live() {
 		r.noteRecord(s, skerry.StatusStopped, s.machine, "its machine ended while it was being paused: "+reasonFor(errors.Join(cause, err)))
 		return r.keep(ctx, s)
 	}

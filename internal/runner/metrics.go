@@ -12,6 +12,7 @@ type Metrics struct {
 	failures prometheus.Counter
 	machines prometheus.Gauge
 	ready    prometheus.Gauge
+	full     prometheus.Counter
 }
 
 // NewMetrics registers the runner's metrics.
@@ -24,8 +25,9 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 		failures: prometheus.NewCounter(prometheus.CounterOpts{Name: "skerry_create_failures_total", Help: "Creates that failed."}),
 		machines: prometheus.NewGauge(prometheus.GaugeOpts{Name: "skerry_machines", Help: "Sandboxes on this host, failed ones included."}),
 		ready:    prometheus.NewGauge(prometheus.GaugeOpts{Name: "skerry_ready_pool_machines", Help: "Started machines that wait for a create."}),
+		full:     prometheus.NewCounter(prometheus.CounterOpts{Name: "skerry_disk_full_total", Help: "Times that a sandbox stood still because the host's disk was full."}),
 	}
-	reg.MustRegister(m.creates, m.failures, m.machines, m.ready)
+	reg.MustRegister(m.creates, m.failures, m.machines, m.ready, m.full)
 	return m
 }
 
@@ -38,3 +40,5 @@ func (m *Metrics) created(d time.Duration, fromPool bool) {
 }
 
 func (m *Metrics) createFailed() { m.failures.Inc() }
+
+func (m *Metrics) stoodStill() { m.full.Inc() }

@@ -128,6 +128,9 @@ type sandbox struct {
 	err     error         // why the create failed, or nil
 	// failed is set when the machine has ended by itself; guarded by Runner.mu.
 	failed string
+	// full is set while the machine stands still because the host's disk is
+	// full; guarded by Runner.mu.
+	full bool
 }
 
 // New prepares the directories. It does not touch machines; Run does.

@@ -17,7 +17,7 @@ func (r *Runner) watch(s *sandbox) {
 	r.setCancel(s, cancel)
 	r.work.Go(func() {
 		defer cancel()
-		reason := r.awaitFailure(ctx, s.proc)
+		reason := r.awaitFailure(ctx, s)
 		if ctx.Err() != nil {
 			return
 		}
@@ -60,13 +60,23 @@ func (r *Runner) current(id skerry.SandboxID) *sandbox {
 	return r.sandboxes[id]
 }
 
-// awaitFailure blocks until the machine is over and says why.
-func (r *Runner) awaitFailure(ctx context.Context, proc *shim.Process) string {
+// awaitFailure blocks until the machine is over and says why. Meanwhile it tells
+// when the machine stands still for want of room on this host's disk, and when
+// it goes on.
+func (r *Runner) awaitFailure(ctx context.Context, s *sandbox) string {
+	proc, known := s.proc, shim.PhaseRunning
+	if r.isFull(s) {
+		known = shim.PhaseFull
+	}
 	for {
-		st, err := proc.Client.WaitChange(ctx, shim.PhaseRunning)
+		st, err := proc.Client.WaitChange(ctx, known)
 		switch {
 		case ctx.Err() != nil:
 			return ""
+		case err == nil && st.Phase.Live():
+			known = st.Phase
+			r.noteFull(ctx, s, known == shim.PhaseFull)
+			continue
 		case err == nil && st.Phase == shim.PhaseFailed:
 			return st.Error
 		case err == nil && st.Phase == shim.PhaseStopped:
@@ -82,4 +92,27 @@ func (r *Runner) awaitFailure(ctx context.Context, proc *shim.Process) string {
 		case <-ctx.Done():
 		}
 	}
+}
+
+// noteFull notes and tells whether a running sandbox stands still because this
+// host's disk is full.
+func (r *Runner) noteFull(ctx context.Context, s *sandbox, full bool) {
+	r.mu.Lock()
+	s.full = full
+	r.mu.Unlock()
+	reason := ""
+	if full {
+		reason = bus.ReasonFull
+		r.cfg.Metrics.stoodStill()
+		r.log.Warn("the disk is full, the sandbox stands still", "sandbox_id", s.id, "machine_id", s.machine)
+	} else {
+		r.log.Info("the disk has room, the sandbox goes on", "sandbox_id", s.id, "machine_id", s.machine)
+	}
+	r.report(ctx, s, skerry.StatusRunning, func(ev *bus.Event) { ev.Reason = reason })
+}
+
+func (r *Runner) isFull(s *sandbox) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return s.full
 }

@@ -54,6 +54,8 @@ func (s *shim) claim(id skerry.SandboxID, memMiB, limitMiB int64) error {
 
 func (s *shim) applyActivation(ctx context.Context, req ActivateRequest, t *trace) (guestapi.Activated, error) {
 	var activated guestapi.Activated
+	ctx, cancel := s.unlessFull(ctx) // it has no user yet who would like it to wait
+	defer cancel()
 	if err := s.machine.Resume(ctx); err != nil {
 		return activated, err
 	}
@@ -64,7 +66,7 @@ func (s *shim) applyActivation(ctx context.Context, req ActivateRequest, t *trac
 		g.Go(func() error { return s.machine.SetMemory(gctx, mib) })
 	}
 	if err := s.connect(ctx, linkTimeout); err != nil {
-		return activated, err
+		return activated, orFull(ctx, err)
 	}
 	t.step("connect")
 	a := req.Activation

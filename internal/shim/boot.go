@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"path/filepath"
 	"sync"
 	"time"
 
@@ -62,6 +61,7 @@ func (s *shim) startMachine(ctx context.Context, wg *sync.WaitGroup) error {
 		return errors.Join(err, m.Kill())
 	}
 	wg.Go(func() { s.watch(ctx, m) })
+	wg.Go(func() { s.keepRoom(ctx, m) })
 	s.mu.Lock()
 	s.controlConn = conn
 	s.mu.Unlock()

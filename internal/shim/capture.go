@@ -40,7 +40,9 @@ func (s *shim) capture(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, bootTimeout)
 	defer cancel()
-	if err := s.quiesce(ctx, m); err != nil {
+	quiet, done := s.unlessFull(ctx)
+	defer done()
+	if err := orFull(quiet, s.quiesce(quiet, m)); err != nil {
 		return err
 	}
 	return m.Capture(ctx, filepath.Join(s.cfg.Dir, StateFile), filepath.Join(s.cfg.Dir, RAMFile))

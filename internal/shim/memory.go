@@ -194,6 +194,8 @@ func (k *keeper) resize(ctx context.Context, want int64, fixed bool) error {
 	if err != nil {
 		return err
 	}
+	ctx, cancel := k.unlessFull(ctx)
+	defer cancel()
 	from := k.size
 	if want < k.size {
 		// First the programs' limit, so that there is something to unplug.

@@ -2,6 +2,7 @@ package shim
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -19,11 +20,18 @@ func (s *shim) renew(ctx context.Context, req RenewRequest) error {
 	if err := s.claim(req.SandboxID, req.MemoryMiB, req.MemoryLimitMiB); err != nil {
 		return err
 	}
-	if err := s.applyRenewal(ctx, req.Identity); err != nil {
+	s.saving.Lock()
+	defer s.saving.Unlock()
+	next, err := PhaseRunning, s.applyRenewal(ctx, req.Identity)
+	if errors.Is(err, errFull) && req.Identity == nil {
+		// The sandbox would lose its memory; it is renewed when there is room.
+		next, err = PhaseFull, nil
+	}
+	if err != nil {
 		s.fail(fmt.Errorf("renew: %w", err))
 		return err
 	}
-	if !s.setPhase(PhaseRunning, nil) {
+	if !s.setPhase(next, nil) {
 		st, _ := s.snapshot()
 		return errNotReady(st)
 	}
@@ -31,13 +39,15 @@ func (s *shim) renew(ctx context.Context, req RenewRequest) error {
 }
 
 func (s *shim) applyRenewal(ctx context.Context, identity *guestapi.Activation) error {
+	ctx, cancel := s.unlessFull(ctx)
+	defer cancel()
 	if err := s.machine.Resume(ctx); err != nil {
 		return err
 	}
 	if err := s.connect(ctx, linkTimeout); err != nil {
-		return err
+		return orFull(ctx, err)
 	}
-	return s.renewGuest(ctx, identity)
+	return orFull(ctx, s.renewGuest(ctx, identity))
 }
 
 // renewGuest is the first message to a guest that stood still.

@@ -27,6 +27,8 @@ const (
 func (s *shim) save(ctx context.Context, req SaveRequest) (SaveReply, error) {
 	s.saving.Lock()
 	defer s.saving.Unlock()
+	ctx, cancel := s.unlessFull(ctx)
+	defer cancel()
 	link, err := s.runningLink()
 	if err != nil {
 		return SaveReply{}, err
@@ -50,9 +52,9 @@ func (s *shim) save(ctx context.Context, req SaveRequest) (SaveReply, error) {
 	}
 	out.Resumed = func() {
 		// The guest's clock stood still with it.
-		thawErr = s.renewGuest(context.WithoutCancel(ctx), nil)
+		thawErr = s.renewSaved(ctx)
 		still = time.Since(begin)
-		if thawErr != nil {
+		if thawErr != nil && !errors.Is(thawErr, errFull) {
 			s.fail(thawErr) // a sandbox that stands still for good is none
 		}
 	}
@@ -92,10 +94,14 @@ func (s *shim) resumeSaved(ctx context.Context) error {
 		return err
 	}
 	// As long as it stood still its clock did.
-	if err := s.renewGuest(ctx, nil); err != nil {
+	next, err := PhaseRunning, s.renewSaved(ctx)
+	if errors.Is(err, errFull) {
+		next, err = PhaseFull, nil
+	}
+	if err != nil {
 		return err
 	}
-	if !s.setPhase(PhaseRunning, nil) {
+	if !s.setPhase(next, nil) {
 		st, _ := s.snapshot()
 		return errNotReady(st)
 	}
@@ -107,6 +113,8 @@ func (s *shim) resumeSaved(ctx context.Context) error {
 func (s *shim) copyDisk(ctx context.Context, req CopyDiskRequest) (CopyDiskReply, error) {
 	s.saving.Lock()
 	defer s.saving.Unlock()
+	ctx, cancel := s.unlessFull(ctx)
+	defer cancel()
 	link, err := s.runningLink()
 	if err != nil {
 		return CopyDiskReply{}, err
@@ -165,13 +173,18 @@ func freeze(ctx context.Context, link *guestapi.Link, in guestapi.Freeze) error 
 	return nil
 }
 
-// thaw undoes a freeze, also when the caller has gone.
+// thaw undoes a freeze, also when the caller has gone. In a machine that stands
+// still for want of room it is undone when that goes on.
 func (s *shim) thaw(ctx context.Context, link *guestapi.Link) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), freezeTimeout)
 	defer cancel()
-	if err := link.Control(ctx, guestapi.PathThaw, nil, nil); err != nil {
+	ctx, done := s.unlessFull(ctx)
+	defer done()
+	if err := orFull(ctx, link.Control(ctx, guestapi.PathThaw, nil, nil)); err != nil {
 		err = fmt.Errorf("thaw: %w", err)
-		s.fail(err) // a sandbox that stands still for good is none
+		if !errors.Is(err, errFull) {
+			s.fail(err) // a sandbox that stands still for good is none
+		}
 		return err
 	}
 	return nil

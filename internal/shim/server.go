@@ -118,13 +118,18 @@ func (s *shim) handleWait(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
+// runningLink is the link to the sandbox's agent. Of a machine that stands still
+// for want of room it comes with errFull; it is nil if there was none before.
 func (s *shim) runningLink() (*guestapi.Link, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.status.Phase != PhaseRunning {
-		return nil, errNotReady(s.status)
+	switch s.status.Phase {
+	case PhaseRunning:
+		return s.link, nil
+	case PhaseFull:
+		return s.link, errFull
 	}
-	return s.link, nil
+	return nil, errNotReady(s.status)
 }
 
 // acceptToolbox joins each connection with a toolbox stream of the agent.
@@ -155,6 +160,11 @@ func (s *shim) joinToolbox(ctx context.Context, c *net.UnixConn) error {
 		return err
 	}
 	defer stream.Close()
+	ctx, cancel := context.WithCancel(ctx)
+	var wg sync.WaitGroup
+	wg.Go(func() { s.breakOff(ctx, cancel) })
+	defer wg.Wait()
+	defer cancel()
 	stop := context.AfterFunc(ctx, func() { c.Close(); stream.Close() })
 	defer stop()
 	// A stream that broke must look broken to the client too, so only a

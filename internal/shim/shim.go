@@ -124,7 +124,9 @@ func (s *shim) start(ctx context.Context, wg *sync.WaitGroup) {
 		return
 	}
 	if s.spec.Warm {
-		if err := s.warm(ctx); err != nil {
+		warmCtx, cancel := s.unlessFull(ctx)
+		defer cancel()
+		if err := orFull(warmCtx, s.warm(warmCtx)); err != nil {
 			s.fail(fmt.Errorf("warm machine: %w", err))
 			return
 		}
@@ -145,6 +147,18 @@ func (s *shim) setPhase(p Phase, change func(*Status)) bool {
 	if change != nil {
 		change(&s.status)
 	}
+	s.publishLocked()
+	return true
+}
+
+// swapPhase moves on from just one phase, and reports whether it did.
+func (s *shim) swapPhase(from, to Phase) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.status.Phase != from {
+		return false
+	}
+	s.status.Phase, s.status.Since = to, time.Now()
 	s.publishLocked()
 	return true
 }
@@ -207,7 +221,10 @@ func (s *shim) watch(ctx context.Context, m machine.Machine) {
 
 // errNotReady answers requests that need another phase.
 func errNotReady(st Status) error {
-	if st.Phase == PhaseFailed {
+	switch st.Phase {
+	case PhaseFull:
+		return errFull
+	case PhaseFailed:
 		return skerry.Errorf(skerry.CodeUnavailable, "the machine has failed: %s", st.Error)
 	}
 	return skerry.Errorf(skerry.CodeConflict, "the machine is %s", st.Phase)

@@ -2,6 +2,7 @@ package shim
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -14,7 +15,8 @@ const shutdownSlack = 60 * time.Second
 
 // shutdown ends the sandbox: its processes, then, with everything written, the
 // machine. A guest that does not come to an end is switched off; the reply says
-// so, and its disk is as after a power failure.
+// so, and its disk is as after a power failure. One that stands still for want
+// of room has until then to go on.
 func (s *shim) shutdown(ctx context.Context, req ShutdownRequest) (ShutdownReply, error) {
 	s.saving.Lock()
 	defer s.saving.Unlock()
@@ -22,14 +24,20 @@ func (s *shim) shutdown(ctx context.Context, req ShutdownRequest) (ShutdownReply
 		return s.ended, nil // the runner's successor asks again
 	}
 	link, err := s.runningLink()
-	if err != nil {
+	if err != nil && !errors.Is(err, errFull) {
 		return ShutdownReply{}, err
 	}
 	var reply ShutdownReply
 	grace := time.Duration(req.GraceMillis) * time.Millisecond
 	bounded, cancel := context.WithTimeout(ctx, grace+shutdownSlack)
 	defer cancel()
-	if err := link.Control(bounded, guestapi.PathShutdown, guestapi.Shutdown{GraceMillis: req.GraceMillis}, nil); err != nil {
+	if link != nil {
+		err = link.Control(bounded, guestapi.PathShutdown, guestapi.Shutdown{GraceMillis: req.GraceMillis}, nil)
+	}
+	if st, _ := s.snapshot(); err != nil && st.Phase == PhaseFull {
+		err = errFull
+	}
+	if err != nil {
 		reply.Reason = fmt.Sprintf("the guest did not shut down in order and was switched off: %v", err)
 		s.log.Warn("shut down", "err", err)
 	}

@@ -78,18 +78,22 @@ type NetworkSpec struct {
 // Phase is how far a shim is.
 type Phase string
 
-// The phases. A shim goes through them in this order, from running to saved or
-// stopped; it can fail from any.
+// The phases. A shim goes through them in this order, from running to full and
+// back, to saved or stopped; it can fail from any.
 const (
 	PhaseStarting   Phase = "starting"   // the hypervisor is being started or restored
 	PhaseReady      Phase = "ready"      // anonymous; waits for Activate
 	PhaseActivating Phase = "activating" // becoming a sandbox
 	PhaseRunning    Phase = "running"    // the agent accepts toolbox requests
+	PhaseFull       Phase = "full"       // stands still: the host's disk is full; runs on when there is room
 	PhaseSaved      Phase = "saved"      // stands still, its memory is saved; Resume takes that back
 	PhaseStopped    Phase = "stopped"    // was shut down as asked; the machine is gone
 	PhaseFrozen     Phase = "frozen"     // a zygote, for good
 	PhaseFailed     Phase = "failed"     // over; Error says why
 )
+
+// Live reports whether there is a sandbox in the machine.
+func (p Phase) Live() bool { return p == PhaseRunning || p == PhaseFull }
 
 // Status is what a shim says of itself; it is also kept in the file
 // status.json, so that it outlives the shim.

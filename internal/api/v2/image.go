@@ -7,7 +7,6 @@ import (
 	"net/http"
 	"os"
 	"reflect"
-	"syscall"
 
 	"github.com/danielgtaylor/huma/v2"
 
@@ -169,7 +168,7 @@ func spoolError(err error) error {
 	switch {
 	case err == nil:
 		return nil
-	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
+	case skerry.DiskFull(err):
 		return skerry.Errorf(skerry.CodeExhausted, "no disk space left for the upload")
 	case errors.As(err, &pathErr):
 		return err

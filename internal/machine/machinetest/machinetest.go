@@ -53,6 +53,7 @@ func Run(t *testing.T, impl Implementation) {
 		{"SaveChain", testSaveChain},
 		{"SaveFails", testSaveFails},
 		{"SaveBooted", testSaveBooted},
+		{"Stalled", testStalled},
 		{"Reconnect", testReconnect},
 		{"Kill", testKill},
 		{"KilledFromOutside", testKilledFromOutside},

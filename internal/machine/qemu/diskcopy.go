@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strings"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -175,12 +176,21 @@ func (c *diskCopy) dismiss(ctx context.Context) error {
 				return err
 			}
 			if j.Error != "" {
-				err = errors.New(j.Error)
+				err = jobError(j.Error)
 			}
 		}
 		c.job = false
 		return err
 	})
+}
+
+// jobError is what QEMU says of a job that failed: strerror(3) of the cause, of
+// which only a full disk is told apart.
+func jobError(text string) error {
+	if strings.Contains(strings.ToLower(text), unix.ENOSPC.Error()) {
+		return unix.ENOSPC
+	}
+	return errors.New(text)
 }
 
 func (c *diskCopy) isClosed() bool {
@@ -221,7 +231,10 @@ func (c *diskCopy) detach() error {
 		return nil
 	}
 	if err == nil {
-		err = c.unstick(ctx)
+		// While the copy is made, a write of the guest waits for the old
+		// content to be saved first. If there was no room for that, there is
+		// no need for it now.
+		err = c.m.Retry(ctx)
 	}
 	if err != nil {
 		return asError("end disk copy", err)
@@ -249,16 +262,6 @@ func (c *diskCopy) cancel(ctx context.Context) error {
 	}
 	_ = c.dismiss(ctx) // its error is that it was cancelled
 	return nil
-}
-
-// unstick resumes a machine that QEMU has stopped because the copy's file had
-// no room: a write of the guest waits for the old content to be saved first.
-func (c *diskCopy) unstick(ctx context.Context) error {
-	status, err := c.m.monitor.Status(ctx)
-	if err != nil || status != "io-error" {
-		return err
-	}
-	return c.m.Resume(ctx)
 }
 
 // copyData copies what src has data of to the empty dst of the same size.

@@ -31,6 +31,7 @@ type instance struct {
 	saves semaphore // held by the one Save
 	still semaphore // held while processors are stopped or started
 	plugs bool      // SetMemory was called; guarded by still
+	stall *stall
 
 	migrated chan string   // has room for the one final status of a migration
 	copied   chan struct{} // has room for the one end of a disk copy's job
@@ -57,6 +58,7 @@ func newInstance(cfg machine.Config) *instance {
 		done:     make(chan struct{}),
 		saves:    newSemaphore(),
 		still:    newSemaphore(),
+		stall:    newStall(),
 		migrated: make(chan string, 1),
 		copied:   make(chan struct{}, 1),
 	}
@@ -167,15 +169,26 @@ func (m *instance) onEvent(e qmp.Event) {
 		ID     string `json:"id"`
 		Status string `json:"status"`
 		Reason string `json:"reason"`
+		// Of BLOCK_IO_ERROR.
+		Action  string `json:"action"`
+		NoSpace bool   `json:"nospace"`
 	}
-	if json.Unmarshal(e.Data, &data) != nil {
-		return
+	if len(e.Data) > 0 && json.Unmarshal(e.Data, &data) != nil {
+		return // STOP and RESUME have none
 	}
 	switch e.Name {
 	case "SHUTDOWN":
 		m.mu.Lock()
 		m.shutdown = data.Reason
 		m.mu.Unlock()
+	case "BLOCK_IO_ERROR":
+		if data.NoSpace && data.Action == "stop" {
+			m.stall.wroteInVain()
+		}
+	case "STOP":
+		m.stall.stopped()
+	case "RESUME":
+		m.stall.resumed()
 	case "JOB_STATUS_CHANGE":
 		if data.ID == copyName && data.Status == "concluded" {
 			select {

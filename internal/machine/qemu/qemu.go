@@ -9,6 +9,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -177,8 +178,12 @@ func (d *Driver) layout(s machine.Shape) layout {
 	}
 }
 
-// codeOf tells a passed deadline from other reasons.
+// codeOf tells why ctx ended: by an error that has a code, a deadline, or else.
 func codeOf(ctx context.Context) skerry.Code {
+	var e *skerry.Error
+	if errors.As(context.Cause(ctx), &e) {
+		return e.Code
+	}
 	if ctx.Err() == context.DeadlineExceeded {
 		return skerry.CodeTimeout
 	}

@@ -445,11 +445,7 @@ func (m *instance) standStill(ctx context.Context, stay bool, f func() error) (_
 		return 0, err
 	}
 	defer m.still.unlock()
-	var status string
-	err = m.request(ctx, "status", func(ctx context.Context) (err error) {
-		status, err = m.monitor.Status(ctx)
-		return err
-	})
+	status, err := m.notStalled(ctx)
 	if err != nil {
 		return 0, err
 	}
@@ -458,6 +454,10 @@ func (m *instance) standStill(ctx context.Context, stay bool, f func() error) (_
 	}
 	begin := time.Now()
 	err = m.request(ctx, "pause", m.monitor.Stop)
+	if err == nil && stay {
+		// One that has stalled just before would be let go on later.
+		_, err = m.notStalled(ctx)
+	}
 	if err == nil {
 		err = f()
 	}
@@ -466,6 +466,19 @@ func (m *instance) standStill(ctx context.Context, stay bool, f func() error) (_
 	}
 	resumed := m.request(context.WithoutCancel(ctx), "resume", m.monitor.Cont)
 	return time.Since(begin), errors.Join(err, resumed)
+}
+
+// notStalled returns QEMU's status, or CodeExhausted for a machine that is
+// stalled: it goes on by itself as soon as there is room.
+func (m *instance) notStalled(ctx context.Context) (status string, err error) {
+	err = m.request(ctx, "status", func(ctx context.Context) (err error) {
+		status, err = m.monitor.Status(ctx)
+		return err
+	})
+	if err == nil && status == statusStalled {
+		err = skerry.Errorf(skerry.CodeExhausted, "the machine stands still because the host's disk is full")
+	}
+	return status, err
 }
 
 // semaphore is a mutex whose lock can be given up.

@@ -354,12 +354,13 @@ func (m *instance) logTail() string {
 	return ""
 }
 
-// asError gives err the step and keeps the code it has, or CodeUnavailable.
+// asError gives err the step and keeps the code it has; of others it is
+// CodeExhausted for a full disk, else CodeUnavailable.
 func asError(step string, err error) error {
 	code := skerry.CodeUnavailable
 	var e *skerry.Error
-	if errors.As(err, &e) {
-		code = e.Code
+	if errors.As(err, &e) || skerry.DiskFull(err) {
+		code = skerry.CodeOf(err)
 	}
 	return skerry.Errorf(code, "%s: %w", step, err)
 }
