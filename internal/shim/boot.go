@@ -84,13 +84,6 @@ func (s *shim) machineConfig(net *os.File) (machine.Config, error) {
 	return cfg, err
 }
 
-func (s *shim) scratchPath() string {
-	if s.spec.Scratch != "" {
-		return s.spec.Scratch
-	}
-	return filepath.Join(s.cfg.Dir, ScratchFile)
-}
-
 // template is what the machine is restored from, or nil.
 func (s *shim) template() *machine.Template {
 	tpl := s.cfg.Source.Template
