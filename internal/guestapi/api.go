@@ -138,7 +138,11 @@ type Renewal struct {
 
 // Rehearsal tells the host what to run over a StreamRehearsal.
 type Rehearsal struct {
+	// Argv does nothing, in every image.
 	Argv []string `json:"argv"`
+	// Usual are programs of this image that users often run, with arguments
+	// that make them end at once.
+	Usual [][]string `json:"usual,omitempty"`
 }
 
 // Activated is the agent's answer.

@@ -182,20 +182,20 @@ func (s *shim) reconnect(ctx context.Context) (net.Conn, error) {
 // warm runs a restored machine through a rehearsal, so that the emulator has
 // translated the code that a create and the first command need, and pauses it.
 func (s *shim) warm(ctx context.Context) error {
-	if err := s.rehearse(ctx); err != nil {
+	if err := s.rehearse(ctx, false); err != nil {
 		return err
 	}
 	return s.machine.Pause(ctx)
 }
 
-func (s *shim) rehearse(ctx context.Context) error {
+func (s *shim) rehearse(ctx context.Context, thorough bool) error {
 	if err := s.machine.Resume(ctx); err != nil {
 		return err
 	}
 	if err := s.connect(ctx, linkTimeout); err != nil {
 		return err
 	}
-	return rehearse(ctx, s.link, s.spec.Shape.BaseMiB)
+	return rehearse(ctx, s.link, s.spec.Shape.BaseMiB, thorough)
 }
 
 // socketpair returns the two ends of a stream connection, closed on exec

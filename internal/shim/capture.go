@@ -85,7 +85,7 @@ func (s *shim) prepare(ctx context.Context, link *guestapi.Link) error {
 	if err := link.Control(ctx, guestapi.PathPrepare, guestapi.Preparation{Time: time.Now(), Entropy: entropy(), MemoryMiB: memMiB}, nil); err != nil {
 		return fmt.Errorf("prepare agent: %w", err)
 	}
-	return rehearse(ctx, link, memMiB)
+	return rehearse(ctx, link, memMiB, false)
 }
 
 // dialLink connects to the agent of a booting machine and gives up at once

@@ -23,7 +23,7 @@ func (s *shim) freeze(ctx context.Context, wg *sync.WaitGroup) error {
 	if !ok {
 		return errors.New("machines of this hypervisor cannot be forked")
 	}
-	if err := s.rehearse(ctx); err != nil {
+	if err := s.rehearse(ctx, true); err != nil {
 		return err
 	}
 	s.link.Close()
@@ -105,7 +105,7 @@ func (s *shim) tryFork(ctx context.Context, z machine.Zygote) (err error) {
 		return fmt.Errorf("guest agent: %w", err)
 	}
 	defer link.Close()
-	if err := rehearse(ctx, link, s.spec.Shape.BaseMiB); err != nil {
+	if err := rehearse(ctx, link, s.spec.Shape.BaseMiB, false); err != nil {
 		return err
 	}
 	return z.Learn(m)

@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -76,14 +77,19 @@ func (b *bench) remove(ctx context.Context, s *server, id skerry.SandboxID) (tim
 }
 
 // warmUp makes one sandbox that does not count: it makes or loads the template
-// of the shape, and the ready pool is filled with that shape from then on.
+// of the shape, and a machine to fork others from and the ready pool are of that
+// shape from then on.
 func (b *bench) warmUp(ctx context.Context, s *server, req client.CreateSandbox) error {
 	a, err := b.createAndEcho(ctx, s, req)
 	_, derr := b.remove(ctx, s, a.id)
 	if err := errors.Join(err, derr); err != nil {
 		return fmt.Errorf("first sandbox: %w", err)
 	}
-	return nil
+	size, err := json.Marshal(req.Resources)
+	if err != nil {
+		return err
+	}
+	return s.waitZygote(ctx, string(size))
 }
 
 // sequence is n creates to first output, one after the other.

@@ -141,6 +141,7 @@ func (b *bench) measure(ctx context.Context) error {
 		{"import", b.measureImport},
 		{"template", b.measureTemplate},
 		{"cold", b.measureCold},
+		{"create", b.measureRestored},
 		{"create,tti,burst,exec,loop,memory,lifecycle", b.measureWithoutPool},
 		{"pool,tti,burst", b.measureWithPool},
 	} {
@@ -186,8 +187,19 @@ func (b *bench) measureCold(ctx context.Context) error {
 	})
 }
 
+// measureRestored measures the creates of a server that has just started, or
+// that does not fork machines.
+func (b *bench) measureRestored(ctx context.Context) error {
+	return b.withServer(ctx, serverConfig{name: "restored", dataDir: b.dataDir()}, func(s *server) error {
+		if err := b.warmUp(ctx, s, client.CreateSandbox{}); err != nil {
+			return err
+		}
+		return b.measureSequence(ctx, s, sequence{set: "create", name: "create to first output, restored and not forked", n: b.fewer()})
+	})
+}
+
 func (b *bench) measureWithoutPool(ctx context.Context) error {
-	return b.withServer(ctx, serverConfig{name: "no-pool", dataDir: b.dataDir()}, func(s *server) error {
+	return b.withServer(ctx, serverConfig{name: "no-pool", dataDir: b.dataDir(), zygotes: true}, func(s *server) error {
 		if err := b.warmUp(ctx, s, client.CreateSandbox{}); err != nil {
 			return err
 		}
@@ -224,7 +236,7 @@ func (b *bench) measureWithoutPool(ctx context.Context) error {
 }
 
 func (b *bench) measureWithPool(ctx context.Context) error {
-	return b.withServer(ctx, serverConfig{name: "pool", dataDir: b.dataDir(), pool: b.opt.pool}, func(s *server) error {
+	return b.withServer(ctx, serverConfig{name: "pool", dataDir: b.dataDir(), pool: b.opt.pool, zygotes: true}, func(s *server) error {
 		if err := b.warmUp(ctx, s, client.CreateSandbox{}); err != nil {
 			return err
 		}

@@ -35,8 +35,12 @@ type serverConfig struct {
 	name     string // of its log
 	dataDir  string
 	pool     int
+	zygotes  bool // fork machines where the host can
 	coldBoot bool
 }
+
+// zygotes is for how many sizes a server keeps a machine to fork others from.
+const zygotes = 2
 
 // server is a server process of the run's own.
 type server struct {
@@ -46,6 +50,7 @@ type server struct {
 	cmd      *exec.Cmd
 	log      *logReader
 	http     *http.Client
+	warm     map[string]bool // sizes that were created before
 }
 
 // startServer starts a server and returns when it answers. What an earlier run
@@ -67,10 +72,15 @@ func (b *bench) launch(ctx context.Context, cfg serverConfig) (*server, error) {
 	}
 	args := []string{"server", "--listen", "127.0.0.1:0", "--data-dir", cfg.dataDir, "--accel", b.opt.accel,
 		"--pool", strconv.Itoa(cfg.pool), "--memory-mib", strconv.Itoa(guaranteedMiB)}
+	kept := 0
+	if cfg.zygotes {
+		kept = zygotes
+	}
+	args = append(args, "--zygotes", strconv.Itoa(kept))
 	if cfg.coldBoot {
 		args = append(args, "--cold-boot")
 	}
-	s := &server{serverConfig: cfg, cmd: exec.Command(b.opt.skerry, args...), http: &http.Client{}}
+	s := &server{serverConfig: cfg, cmd: exec.Command(b.opt.skerry, args...), http: &http.Client{}, warm: map[string]bool{}}
 	// The command line's configuration is not to be touched.
 	s.cmd.Env = append(os.Environ(), "XDG_CONFIG_HOME="+filepath.Join(b.opt.dir, "config"))
 	// A session of its own, so that Ctrl-C reaches this program only, which
@@ -219,21 +229,40 @@ func (s *server) machineStatus(id skerry.MachineID) (machineStatus, error) {
 func (s *server) waitPool(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, attemptTimeout)
 	defer cancel()
-	err := until(ctx, func() (bool, error) {
-		entries, err := os.ReadDir(filepath.Join(s.dataDir, "machines"))
-		ready := 0
-		for _, e := range entries {
-			// A directory may go while it is looked at.
-			if st, err := s.machineStatus(skerry.MachineID(e.Name())); err == nil && st.Phase == "ready" && st.SandboxID == "" {
-				ready++
-			}
-		}
-		return ready >= s.pool, err
-	})
-	if err != nil {
+	if err := until(ctx, func() (bool, error) { return s.machinesIn("ready", s.pool) }); err != nil {
 		return fmt.Errorf("wait for the ready pool to be full: %w", err)
 	}
 	return nil
+}
+
+// waitZygote waits until machines of the size created last are forked, if they
+// are on this server.
+func (s *server) waitZygote(ctx context.Context, size string) error {
+	runners, err := s.Runners(ctx)
+	if err != nil || !s.zygotes || runners[0].Accel != "tcg" || runners[0].Arch != "amd64" {
+		return err
+	}
+	s.warm[size] = true
+	ctx, cancel := context.WithTimeout(ctx, attemptTimeout)
+	defer cancel()
+	if err := until(ctx, func() (bool, error) { return s.machinesIn("frozen", min(len(s.warm), zygotes)) }); err != nil {
+		return fmt.Errorf("wait for a machine to fork others from: %w", err)
+	}
+	return nil
+}
+
+// machinesIn reports whether there are as many machines that are of no sandbox
+// in a phase.
+func (s *server) machinesIn(phase string, want int) (bool, error) {
+	entries, err := os.ReadDir(filepath.Join(s.dataDir, "machines"))
+	n := 0
+	for _, e := range entries {
+		// A directory may go while it is looked at.
+		if st, err := s.machineStatus(skerry.MachineID(e.Name())); err == nil && st.Phase == phase && st.SandboxID == "" {
+			n++
+		}
+	}
+	return n >= want, err
 }
 
 // until asks every 10 ms until it is done or fails, or ctx ends.

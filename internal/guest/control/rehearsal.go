@@ -3,8 +3,10 @@ package control
 import (
 	"context"
 	"fmt"
+	"io"
 	"net"
 	"os"
+	"path/filepath"
 
 	"skerry.dev/skerry"
 	"skerry.dev/skerry/internal/guestapi"
@@ -44,7 +46,39 @@ func (a *Agent) rehearse(ctx context.Context, in guestapi.Activation) (any, erro
 	if info, err := os.Stat("/bin/true"); err == nil && info.Mode().IsRegular() {
 		argv = []string{"/bin/true"}
 	}
-	return guestapi.Rehearsal{Argv: argv}, nil
+	return guestapi.Rehearsal{Argv: argv, Usual: usualPrograms()}, nil
+}
+
+// usualPrograms are what the first commands in a sandbox often are, as far as the
+// image has them. Only binaries: a script of the same name could do anything.
+func usualPrograms() (usual [][]string) {
+	for _, argv := range [][]string{
+		{"echo", "rehearsal"},
+		{"sh", "-c", ":"},
+		{"cat", "/etc/hostname"},
+		{"ls", "/"},
+		{"python3", "-B", "-c", "import os, sys, json, subprocess"},
+		{"node", "-v"},
+	} {
+		for _, dir := range []string{"/usr/local/bin", "/usr/bin", "/bin"} {
+			if path := filepath.Join(dir, argv[0]); isBinary(path) {
+				usual = append(usual, append([]string{path}, argv[1:]...))
+				break
+			}
+		}
+	}
+	return usual
+}
+
+func isBinary(path string) bool {
+	f, err := os.Open(path)
+	if err != nil {
+		return false
+	}
+	defer f.Close()
+	magic := make([]byte, 4)
+	_, err = io.ReadFull(f, magic)
+	return err == nil && string(magic) == "\x7fELF"
 }
 
 func (a *Agent) serveRehearsal(stream net.Conn) {
