@@ -238,8 +238,8 @@ func (w *world) checkSettled(runner *fakeRunner, told io.Reader) {
 	for lines.Scan() {
 		what, id, _ := strings.Cut(lines.Text(), " ")
 		switch got := status[skerry.SandboxID(id)]; {
-		case got == "":
-			w.t.Errorf("%s was %s, and is gone", id, what)
+		case got == "" || got == skerry.StatusFailed: // nothing kept it from being made
+			w.t.Errorf("%s was %s, and is %q", id, what, got)
 		case what == "deleted" && got != skerry.StatusDeleted:
 			w.t.Errorf("%s was deleted, and is %s", id, got)
 		case (what == "stopped" || what == "started") && got != skerry.StatusStopped && got != skerry.StatusRunning:
