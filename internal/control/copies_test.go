@@ -111,8 +111,8 @@ func TestForkRefusals(t *testing.T) {
 	must(t, err)
 	w.claimAs(large.ID, 1)
 	w.say(large.ID, bus.Event{Status: skerry.StatusRunning})
-	_, err = w.ForkSandbox(t.Context(), "large", skerry.ForkRequest{Count: 64, InheritEnv: true})
-	wantCode(t, "environments of 57 MiB", err, skerry.CodeTooLarge)
+	_, err = w.ForkSandbox(t.Context(), "large", skerry.ForkRequest{Count: 10, InheritEnv: true})
+	wantCode(t, "environments of 9 MiB", err, skerry.CodeTooLarge)
 	_, err = w.ForkSandbox(t.Context(), "large", skerry.ForkRequest{Count: 64})
 	must(t, err)
 }
