@@ -24,9 +24,6 @@ const walkSteps = 1000
 // the host must have exactly what is recorded, with all files.
 func TestRandomWalk(t *testing.T) {
 	for seed := range uint64(2) {
-		if seed > 0 && testing.Short() {
-			break
-		}
 		t.Run(fmt.Sprint("seed=", seed), func(t *testing.T) {
 			t.Parallel()
 			walk := newWalk(t, seed)
