@@ -50,12 +50,13 @@ var stateOf = map[Status]State{
 //
 // A machine that ends, or a host that fails, leaves a persistent sandbox
 // stopped: it is never lost with its host ("Sandboxes" page, ephemeral vs
-// persistent).
+// persistent). A create that its runner did not come to the end of, as it was
+// restarted, waits for a runner again.
 var transitions = map[Status]struct{ any, persistent []Status }{
 	StatusQueued:   {any: []Status{StatusPending, StatusFailed}},
 	StatusPending:  {any: []Status{StatusAssigned, StatusFailed}},
-	StatusAssigned: {any: []Status{StatusBooting, StatusFailed, StatusLost}},
-	StatusBooting: {any: []Status{StatusRunning, StatusFailed, StatusLost},
+	StatusAssigned: {any: []Status{StatusBooting, StatusPending, StatusFailed, StatusLost}},
+	StatusBooting: {any: []Status{StatusRunning, StatusPending, StatusFailed, StatusLost},
 		persistent: []Status{StatusStopped, StatusPaused}}, // a start that did not work leaves what was there
 	StatusRunning: {any: []Status{StatusFailed, StatusLost},
 		persistent: []Status{StatusStopping, StatusPausing, StatusStopped}},

@@ -32,8 +32,8 @@ func TestTransitions(t *testing.T) {
 	allowed := map[skerry.Status][]skerry.Status{
 		"queued":   {"pending", "failed"},
 		"pending":  {"assigned", "failed"},
-		"assigned": {"booting", "failed", "lost"},
-		"booting":  {"running", "failed", "lost"},
+		"assigned": {"booting", "pending", "failed", "lost"},
+		"booting":  {"running", "pending", "failed", "lost"},
 		"running":  {"failed", "lost"},
 		"deleting": {"deleted"},
 	}

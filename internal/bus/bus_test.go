@@ -157,7 +157,10 @@ func TestJobs(t *testing.T) {
 				t.Errorf("got %s", j.SandboxID)
 			}
 		}
-		must(t, control.PublishJob(ctx, job("fails"))) // the same id: dropped
+		must(t, control.PublishJob(ctx, job("fails"))) // is offered again
+		if j := receive(t, got); j.SandboxID != "fails" {
+			t.Errorf("got %s", j.SandboxID)
+		}
 		must(t, control.PublishJob(ctx, job("last")))
 		if j := receive(t, got); j.SandboxID != "last" {
 			t.Errorf("got %s", j.SandboxID)

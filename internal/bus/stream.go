@@ -82,9 +82,10 @@ func jobSubject(j CreateJob) string {
 	return "jobs.create." + j.Region + "." + j.Arch + "." + string(j.SandboxID)
 }
 
-// PublishJob puts a job in the queue of its region and architecture.
+// PublishJob puts a job in the queue of its region and architecture, also one that
+// was taken before: it may not have come to its end.
 func (b *Bus) PublishJob(ctx context.Context, job CreateJob) error {
-	return b.publish(ctx, streamJobs, jobSubject(job), string(job.SandboxID), job)
+	return b.publish(ctx, streamJobs, jobSubject(job), "", job)
 }
 
 // commandSubject ends in what the command is about: "sandbox.delete.mch_…".

@@ -39,6 +39,25 @@ func (c *Control) claim(ctx context.Context, r bus.ClaimRequest) (reply bus.Clai
 	return reply, nil
 }
 
+// offerAgain settles the create of s that its runner has begun and has nothing
+// of, since it was restarted: the sandbox waits for a runner as before, up to its
+// create deadline. Not so a copy: what the fork had saved of its source for it is
+// gone.
+func (t *txn) offerAgain(ctx context.Context, s *store.Sandbox) error {
+	if s.ForkedFrom != "" {
+		return t.fail(ctx, s, skerry.StatusFailed, forkFailure(s.ForkedFrom, "its runner was restarted while this copy was made"))
+	}
+	s.Machine, s.RunnerEpoch = "", 0
+	if s.Snapshot == "" { // which only that runner has
+		s.Runner = ""
+	}
+	s.Reason = "its runner was restarted while it was created; it is created again"
+	if err := t.move(ctx, s, skerry.StatusPending); err != nil {
+		return err
+	}
+	return t.queueJob(ctx, s.ID)
+}
+
 // answerClaim decides by the state of the sandbox.
 func answerClaim(s store.Sandbox, r bus.ClaimRequest) bus.ClaimReply {
 	switch s.Status {

@@ -111,44 +111,78 @@ func TestForkRefusals(t *testing.T) {
 	must(t, err)
 	w.claimAs(large.ID, 1)
 	w.say(large.ID, bus.Event{Status: skerry.StatusRunning})
-	_, err = w.ForkSandbox(t.Context(), "large", skerry.ForkRequest{Count: 64, InheritEnv: true})
-	wantCode(t, "environments of 57 MiB", err, skerry.CodeTooLarge)
+	_, err = w.ForkSandbox(t.Context(), "large", skerry.ForkRequest{Count: 10, InheritEnv: true})
+	wantCode(t, "environments of 9 MiB", err, skerry.CodeTooLarge)
 	_, err = w.ForkSandbox(t.Context(), "large", skerry.ForkRequest{Count: 64})
 	must(t, err)
 }
 
-// TestForkEnds: a fork that does not work, or loses its source, fails the copies
-// that are not made yet, and no others.
+// TestForkEnds: a fork that does not work, or loses its source or its runner,
+// fails the copies that are not made yet, at once and with a reason that names it,
+// and no others.
 func TestForkEnds(t *testing.T) {
-	for what, end := range map[string]func(w *world, s store.Sandbox){
-		"refused": func(w *world, s store.Sandbox) {
+	over := bus.Event{Kind: bus.EventOperation, Operation: skerry.Fork}
+	restart := func(w *world, s store.Sandbox) {
+		w.report(runnerA, 2, bus.MachineReport{SandboxID: s.ID, MachineID: s.Machine, Status: skerry.StatusRunning})
+	}
+	giveUp := func(w *world, _ store.Sandbox) { must(w.t, w.giveUpRunner(w.t.Context(), runnerA)) }
+	for _, test := range []struct {
+		name    string
+		over    bool // for the source, which was saved; the copies are still to be made
+		end     func(w *world, s store.Sandbox)
+		claimed skerry.Status // of the copy that is being made
+	}{
+		{"refused", false, func(w *world, s store.Sandbox) {
 			w.say(s.ID, bus.Event{Kind: bus.EventOperation, Operation: skerry.Fork, Reason: "no room"})
-		},
-		"source fails":   func(w *world, s store.Sandbox) { w.say(s.ID, bus.Event{Status: skerry.StatusFailed, Reason: "broken"}) },
-		"source deleted": func(w *world, s store.Sandbox) { w.say(s.ID, bus.Event{Status: skerry.StatusDeleted}) },
-		"runner is gone": func(w *world, _ store.Sandbox) { must(w.t, w.giveUpRunner(w.t.Context(), runnerA)) },
+		}, "assigned"},
+		{"source fails", false, func(w *world, s store.Sandbox) { w.say(s.ID, bus.Event{Status: skerry.StatusFailed, Reason: "broken"}) }, "assigned"},
+		{"source deleted", false, func(w *world, s store.Sandbox) { w.say(s.ID, bus.Event{Status: skerry.StatusDeleted}) }, "assigned"},
+		{"runner restarted", true, restart, "failed"},
+		{"runner is gone", false, giveUp, "lost"},
+		{"runner is gone, source saved", true, giveUp, "lost"},
 	} {
-		t.Run(what, func(t *testing.T) {
+		t.Run(test.name, func(t *testing.T) {
 			w := newWorld(t)
 			s := w.source("s")
 			children, err := w.ForkSandbox(t.Context(), "s", skerry.ForkRequest{Count: 2})
 			must(t, err)
 			w.claimAs(children[0].ID, 1)
-			if what == "source deleted" {
+			if test.over {
+				w.say(s.ID, over)
+			}
+			if test.name == "source deleted" {
 				must(t, w.do(t.Context(), skerry.Delete, "s"))
 				w.wantStatus(children[1].ID, skerry.StatusPending) // may still be made
 			}
-			end(w, s)
-			if got := w.row(children[1].ID); got.Status != skerry.StatusFailed || got.Reason == "" {
+			test.end(w, s)
+			if got := w.row(children[1].ID); got.Status != skerry.StatusFailed || !strings.Contains(got.Reason, string(s.ID)) {
 				t.Errorf("unclaimed copy is %s (%s)", got.Status, got.Reason)
 			}
-			if got := w.row(children[0].ID); got.Status != skerry.StatusAssigned && what != "runner is gone" {
+			if got := w.row(children[0].ID); got.Status != test.claimed || got.Status == skerry.StatusFailed && !strings.Contains(got.Reason, string(s.ID)) {
 				t.Errorf("claimed copy is %s (%s)", got.Status, got.Reason)
 			}
 			if got := w.row(s.ID); got.Operation != "" {
 				t.Errorf("operation %s", got.Operation)
 			}
 		})
+	}
+}
+
+// TestForkAgain: a fork whose runner is restarted before the source is saved is
+// made again, with the copies that were not claimed.
+func TestForkAgain(t *testing.T) {
+	w := newWorld(t)
+	s := w.source("s")
+	children, err := w.ForkSandbox(t.Context(), "s", skerry.ForkRequest{Count: 2})
+	must(t, err)
+	w.takeOutbox()
+	w.report(runnerA, 2, bus.MachineReport{SandboxID: s.ID, MachineID: s.Machine, Status: skerry.StatusRunning})
+	if c := w.oneCommand(bus.CommandFork); len(c.Jobs) != 2 {
+		t.Errorf("command %+v", c)
+	}
+	for _, child := range children {
+		w.wantStatus(child.ID, skerry.StatusPending)
+		w.claimAs(child.ID, 2)
 	}
 }
 

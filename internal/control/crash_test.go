@@ -26,6 +26,10 @@ import (
 	"skerry.dev/skerry/internal/store/sqlite"
 )
 
+// poll is the pause between two looks at a process that is settling: other ones
+// run at the same time.
+const poll = 20 * time.Millisecond
+
 // TestKillAtEveryStep runs control plane and runner in a process that kills
 // itself (SIGKILL) at its n-th step, for every n until the process comes to its
 // end: a step is before or after each transaction, message and change on the
@@ -184,7 +188,7 @@ func TestCrashProcess(t *testing.T) {
 func (w *world) crashScenario(crash *crasher, step int64, told io.Writer) {
 	w.t.Helper()
 	ctx := w.t.Context()
-	for deadline := time.Now().Add(limit); ; time.Sleep(time.Millisecond) { // the runner's first report
+	for deadline := time.Now().Add(limit); ; time.Sleep(poll) { // the runner's first report
 		if i, err := w.PullImage(ctx, skerry.PullRequest{Reference: "debian", Default: true}); err == nil {
 			i, err = w.WaitImage(ctx, string(i.ID), limit)
 			must(w.t, err)
@@ -238,8 +242,8 @@ func (w *world) checkSettled(runner *fakeRunner, told io.Reader) {
 	for lines.Scan() {
 		what, id, _ := strings.Cut(lines.Text(), " ")
 		switch got := status[skerry.SandboxID(id)]; {
-		case got == "":
-			w.t.Errorf("%s was %s, and is gone", id, what)
+		case got == "" || got == skerry.StatusFailed: // nothing kept it from being made
+			w.t.Errorf("%s was %s, and is %q", id, what, got)
 		case what == "deleted" && got != skerry.StatusDeleted:
 			w.t.Errorf("%s was deleted, and is %s", id, got)
 		case (what == "stopped" || what == "started") && got != skerry.StatusStopped && got != skerry.StatusRunning:
@@ -256,7 +260,7 @@ func (w *world) checkSettled(runner *fakeRunner, told io.Reader) {
 func (w *world) settledHost(runner *fakeRunner) {
 	w.t.Helper()
 	ctx := w.t.Context()
-	for deadline := time.Now().Add(limit); ; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(limit); ; time.Sleep(poll) {
 		page, err := w.ListSandboxes(ctx, skerry.SandboxFilter{Deleted: true})
 		must(w.t, err)
 		machines, err := runner.machines()

@@ -131,10 +131,15 @@ func (c *Control) machineGone(ctx context.Context, t *txn, s *store.Sandbox, why
 	switch {
 	case s.Status == skerry.StatusDeleting:
 		return true, c.end(ctx, t, s, skerry.StatusDeleted)
-	case s.StartedAt == nil && (s.Status == skerry.StatusAssigned || s.Status == skerry.StatusBooting):
+	case beingMade(*s):
 		return true, t.fail(ctx, s, skerry.StatusFailed, "interrupted while it was created: "+why)
 	case !s.Status.CanBecome(skerry.StatusLost, s.Persistent):
 		return false, nil
 	}
 	return true, t.fail(ctx, s, skerry.StatusLost, why)
+}
+
+// beingMade reports whether a runner has claimed s and has not made it yet.
+func beingMade(s store.Sandbox) bool {
+	return s.StartedAt == nil && (s.Status == skerry.StatusAssigned || s.Status == skerry.StatusBooting)
 }

@@ -46,8 +46,9 @@ func (t *txn) logSnapshot(ctx context.Context, s skerry.Snapshot, status string)
 }
 
 // Events returns events of the log, oldest first; those older than
-// Config.EventRetention are forgotten, as are all but the newest 100000. The
-// sandboxes in them are without their environment. Errors: CodeInvalid.
+// Config.EventRetention are forgotten, as are those whose id is 100000 or more
+// below the newest's. The sandboxes in them are without their environment.
+// Errors: CodeInvalid.
 func (c *Control) Events(ctx context.Context, filter skerry.EventFilter) ([]skerry.Event, error) {
 	var events []skerry.Event
 	err := c.store.View(ctx, func(r store.Reader) (err error) {

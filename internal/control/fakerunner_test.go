@@ -43,7 +43,7 @@ type fakeRunner struct {
 // hostDisk is the file of a persistent sandbox, which its machines share.
 type hostDisk struct {
 	Machine skerry.MachineID
-	Status  skerry.Status // running: while the file of the machine is there
+	Status  skerry.Status // booting: while it is made; running: while the file of the machine is there
 	Files   int           // stands for what is on the disk
 }
 
@@ -56,7 +56,7 @@ type runnerBus interface {
 }
 
 func (r *fakeRunner) run(ctx context.Context) error {
-	if err := r.report(ctx); err != nil {
+	if err := errors.Join(r.adopt(), r.report(ctx)); err != nil {
 		return err
 	}
 	group, ctx := errgroup.WithContext(ctx)
@@ -73,6 +73,25 @@ func (r *fakeRunner) init() error {
 		}
 	}
 	return nil
+}
+
+// adopt removes what an earlier runner has left half made, or half ended.
+func (r *fakeRunner) adopt() error {
+	machines, err := r.machines()
+	if err != nil {
+		return err
+	}
+	for machine, id := range machines {
+		if disk, ok := r.disk(id); ok && disk.Status != skerry.StatusRunning {
+			err = errors.Join(err, os.Remove(r.machinePath(machine, id)))
+		}
+	}
+	for _, name := range r.list("disks") {
+		if disk, _ := r.disk(skerry.SandboxID(name)); disk.Status == skerry.StatusBooting {
+			err = errors.Join(err, os.Remove(filepath.Join(r.dir, "disks", name)))
+		}
+	}
+	return err
 }
 
 func (r *fakeRunner) does(what string) bool { return r.skip == nil || !r.skip(what) }
@@ -225,12 +244,20 @@ func (r *fakeRunner) make(ctx context.Context, j bus.CreateJob, files int) error
 		return r.sandbox(ctx, j.SandboxID, machine, skerry.StatusFailed, why)
 	}
 	if j.Persistent {
-		if err := r.putDisk(j.SandboxID, hostDisk{machine, skerry.StatusRunning, files}); err != nil {
+		if err := r.putDisk(j.SandboxID, hostDisk{machine, skerry.StatusBooting, files}); err != nil {
 			return err
 		}
 	}
+	if err := r.crashes(); err != nil {
+		return err
+	}
 	if err := os.WriteFile(r.machinePath(machine, j.SandboxID), nil, 0o600); err != nil {
 		return err
+	}
+	if j.Persistent {
+		if err := r.putDisk(j.SandboxID, hostDisk{machine, skerry.StatusRunning, files}); err != nil {
+			return err
+		}
 	}
 	return r.sandbox(ctx, j.SandboxID, machine, skerry.StatusRunning, "")
 }

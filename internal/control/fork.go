@@ -115,6 +115,11 @@ func nameFree(ctx context.Context, r store.Reader, name string) error {
 	return ignoreNotFound(err)
 }
 
+// forkFailure is why a copy of a sandbox is not made.
+func forkFailure(source skerry.SandboxID, why string) string {
+	return fmt.Sprintf("fork of sandbox %s: %s", source, why)
+}
+
 // forkJobs returns the jobs of the copies of s that are not claimed yet.
 func forkJobs(ctx context.Context, r store.Reader, s store.Sandbox) ([]bus.CreateJob, error) {
 	children, err := r.SandboxesForkedFrom(ctx, s.ID, unclaimed)

@@ -24,16 +24,14 @@ func (w *world) running(name string, persistent bool, p skerry.LifecyclePolicy) 
 	return w.row(s.ID)
 }
 
-// pass lets time pass, with a runner that is heard of, in steps, and fires what
-// is due after each.
+// pass lets time pass, with a runner that is heard of, and fires what is due
+// whenever the timers are to be called.
 func (w *world) pass(d time.Duration) {
 	w.t.Helper()
-	for d > 0 {
-		step := min(d, 10*time.Second)
-		w.clock.advance(step)
+	end := w.clock.Now().Add(d)
+	for next := w.tick(); w.clock.Now().Before(end); next = w.tick() {
+		w.clock.advance(min(end.Sub(w.clock.Now()), next.Sub(w.clock.Now())))
 		w.keepAlive()
-		w.tick()
-		d -= step
 	}
 }
 

@@ -302,7 +302,11 @@ func (c *Control) operationEvent(ctx context.Context, t *txn, e bus.Event) error
 		if s.Status != skerry.StatusDeleting {
 			s.Reason = e.Reason
 		}
-		if err := t.endOperation(ctx, &s, e.Reason); err != nil {
+		failure := e.Reason
+		if failure != "" && s.Operation == skerry.Fork {
+			failure = forkFailure(s.ID, failure)
+		}
+		if err := t.endOperation(ctx, &s, failure); err != nil {
 			return err
 		}
 		return t.put(ctx, &s)

@@ -111,6 +111,7 @@ func (p *post) restartRunner() {
 	p.w.t.Helper()
 	next := &fakeRunner{bus: p, dir: p.runner.dir, epoch: p.runner.epoch + 1, skip: p.runner.skip, fault: p.runner.fault, use: p.runner.use, twice: p.runner.twice}
 	p.runner = next
+	must(p.w.t, next.adopt())
 	must(p.w.t, next.report(p.w.t.Context()))
 }
 

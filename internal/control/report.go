@@ -146,7 +146,7 @@ func (c *Control) earlierMachine(ctx context.Context, t *txn, r bus.RunnerReport
 // unlistedSandboxes settles the sandboxes of a runner that it does not have.
 // Those claimed since its start may be on their way: their claim may have been
 // answered after the report was written. So may copies of a fork that was
-// ordered since.
+// ordered since. A create that was under way is offered again.
 func (c *Control) unlistedSandboxes(ctx context.Context, t *txn, r bus.RunnerReport, listed map[skerry.SandboxID]bool) error {
 	sandboxes, err := t.SandboxesOnRunner(ctx, r.Runner.ID)
 	if err != nil {
@@ -161,8 +161,10 @@ func (c *Control) unlistedSandboxes(ctx context.Context, t *txn, r bus.RunnerRep
 		case listed[s.ID]:
 		case waitsForRunner(s):
 			if s.ForkedFrom != "" && s.RunnerEpoch < r.Epoch {
-				err = t.fail(ctx, &s, skerry.StatusFailed, "its runner was restarted before it was made")
+				err = t.fail(ctx, &s, skerry.StatusFailed, forkFailure(s.ForkedFrom, "its runner was restarted before this copy was made"))
 			}
+		case s.RunnerEpoch < r.Epoch && beingMade(s):
+			err = t.offerAgain(ctx, &s)
 		case s.RunnerEpoch < r.Epoch:
 			_, err = c.machineGone(ctx, t, &s, "its runner was restarted and does not have its machine")
 		case s.Status == skerry.StatusDeleting:

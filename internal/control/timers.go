@@ -150,6 +150,8 @@ func (c *Control) giveUpRunner(ctx context.Context, id skerry.RunnerID) error {
 			switch {
 			case s.Status == skerry.StatusDeleting:
 				err = c.end(ctx, t, &s, skerry.StatusDeleted)
+			case waitsForRunner(s) && s.ForkedFrom != "":
+				err = t.fail(ctx, &s, skerry.StatusFailed, forkFailure(s.ForkedFrom, why))
 			case s.Status.CanBecome(skerry.StatusLost, s.Persistent):
 				err = t.fail(ctx, &s, skerry.StatusLost, why)
 			}

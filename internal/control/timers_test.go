@@ -11,14 +11,16 @@ import (
 	"skerry.dev/skerry/internal/bus"
 )
 
-// tick does what is due, and checks that it is not asked to come at once again.
-func (w *world) tick() {
+// tick does what is due, and returns when it is to come again, which must not be at
+// once.
+func (w *world) tick() time.Time {
 	w.t.Helper()
 	next, err := w.fireTimers(w.t.Context())
 	must(w.t, err)
 	if !next.After(w.clock.Now()) {
 		w.t.Fatalf("timers are to be called again at %v, it is %v", next, w.clock.Now())
 	}
+	return next
 }
 
 func TestCreateDeadline(t *testing.T) {

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	"skerry.dev/skerry"
@@ -23,9 +24,6 @@ const walkSteps = 1000
 // the host must have exactly what is recorded, with all files.
 func TestRandomWalk(t *testing.T) {
 	for seed := range uint64(2) {
-		if seed > 0 && testing.Short() {
-			break
-		}
 		t.Run(fmt.Sprint("seed=", seed), func(t *testing.T) {
 			t.Parallel()
 			walk := newWalk(t, seed)
@@ -374,6 +372,9 @@ func (k *walk) settle() {
 		m, s := k.sandboxes[id], k.w.row(id)
 		if !m.may[s.Status] || s.Operation != "" || !s.DueAt.IsZero() {
 			k.t.Fatalf("sandbox %s is %s (%s), operation %q, due %v; the model says %v", id, s.Status, s.Reason, s.Operation, s.DueAt, m.may)
+		}
+		if s.Status == skerry.StatusFailed && s.ForkedFrom == "" && m.may[skerry.StatusRunning] && !strings.HasPrefix(s.Reason, "fault of ") {
+			k.t.Fatalf("sandbox %s is failed, though nothing kept it from being made: %s", id, s.Reason)
 		}
 		m.may = statuses(s.Status)
 		if s.Status == skerry.StatusRunning {

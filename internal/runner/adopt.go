@@ -86,7 +86,7 @@ func (r *Runner) adoptMachine(ctx context.Context, id skerry.MachineID, records 
 		if err == nil && now.Phase.Live() && (!kept || rec != nil && rec.MachineID == id) {
 			return r.adoptRunning(proc, now, rec)
 		}
-		reason = "the runner ended while the sandbox was being made"
+		reason = "its shim did not answer the runner's successor"
 	}
 	if st.Error != "" {
 		reason = st.Error
@@ -94,13 +94,16 @@ func (r *Runner) adoptMachine(ctx context.Context, id skerry.MachineID, records 
 	r.log.Info("machine removed", "machine_id", id, "sandbox_id", st.SandboxID, "phase", st.Phase, "reason", reason)
 	rec, kept := records[st.SandboxID]
 	earlier := rec != nil && rec.MachineID != id
-	if err := r.clearMachine(ctx, id, st.SandboxID != "" && !earlier); err != nil {
+	// It never was a sandbox. The control plane, which is not told of it, has the
+	// sandbox made again.
+	unmade := !kept && st.Phase == shim.PhaseActivating || rec != nil && rec.Status == skerry.StatusBooting
+	if err := r.clearMachine(ctx, id, st.SandboxID != "" && !earlier && !unmade); err != nil {
 		return err
 	}
 	switch {
 	case asked && st.Phase == shim.PhaseReady:
 		return r.startUndone(id, records)
-	case st.SandboxID == "" || earlier:
+	case st.SandboxID == "" || earlier || unmade:
 	case kept && rec == nil: // is lost
 	case rec == nil:
 		r.takeOver(&sandbox{id: st.SandboxID, machine: id, failed: reason})
@@ -163,12 +166,7 @@ func (r *Runner) adoptRunning(proc *shim.Process, st shim.Status, rec *record) e
 func (r *Runner) adoptKept(rec *record) error {
 	switch rec.Status {
 	case skerry.StatusBooting:
-		// It never was a sandbox.
-		if err := r.removeSandboxDir(rec.SandboxID); err != nil {
-			return err
-		}
-		r.takeOver(&sandbox{id: rec.SandboxID, machine: rec.MachineID, failed: "the runner ended while the sandbox was being made"})
-		return nil
+		return r.removeSandboxDir(rec.SandboxID) // it never was a sandbox, see adoptMachine
 	case skerry.StatusRunning:
 		if err := r.changeRecord(rec, skerry.StatusStopped, "its machine ended while the runner was down"); err != nil {
 			return err
@@ -256,7 +254,7 @@ func (r *Runner) machines() []bus.MachineReport {
 		} else if s.failed != "" {
 			m.Status, m.Reason = skerry.StatusFailed, s.failed
 		} else if m.Status == skerry.StatusRunning && s.err != nil {
-			m.Status, m.Reason = skerry.StatusFailed, reasonFor(s.err)
+			m.Status, m.Reason = skerry.StatusFailed, reasonFor("create", s.err)
 		} else if s.full {
 			m.Reason = bus.ReasonFull
 		}

@@ -90,7 +90,7 @@ func (r *Runner) settle(ctx context.Context, s *sandbox, w work, err error, star
 	if err != nil {
 		r.cfg.Metrics.createFailed()
 		log.Warn("create failed", "err", err)
-		r.report(ctx, s, skerry.StatusFailed, func(ev *bus.Event) { ev.Reason = reasonFor(err) })
+		r.report(ctx, s, skerry.StatusFailed, func(ev *bus.Event) { ev.Reason = reasonFor("create", err) })
 		return
 	}
 	r.report(ctx, s, skerry.StatusRunning, func(ev *bus.Event) {
@@ -107,9 +107,9 @@ func (r *Runner) settle(ctx context.Context, s *sandbox, w work, err error, star
 func (r *Runner) reserve(job bus.CreateJob, mine bool) (*sandbox, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if _, ok := r.sandboxes[job.SandboxID]; ok {
-		if mine {
-			return nil, nil // the command came again
+	if s, ok := r.sandboxes[job.SandboxID]; ok {
+		if mine || s.machine != "" {
+			return nil, nil // the command, or a job that was claimed, came again
 		}
 		return nil, fmt.Errorf("sandbox %s is here already", job.SandboxID)
 	}
@@ -298,11 +298,11 @@ func (r *Runner) startToken(ctx context.Context) (release func(), err error) {
 	}
 }
 
-// reasonFor is what a user reads, in one line: the message of an error of ours, or
-// the whole chain.
-func reasonFor(err error) string {
+// reasonFor is why an operation did not work, as a user reads it, in one line: the
+// message of an error of ours, or the whole chain.
+func reasonFor(operation skerry.Action, err error) string {
 	if errors.Is(err, context.Canceled) {
-		return "the create was cancelled"
+		return fmt.Sprintf("the %s was cancelled", operation)
 	}
 	return strings.ReplaceAll(err.Error(), "\n", "; ") // of errors.Join
 }

@@ -24,7 +24,7 @@ func (r *Runner) fork(ctx context.Context, c bus.Command) error {
 	r.operationOver(ctx, c, skerry.Fork, err)
 	if err != nil {
 		r.log.Warn("fork", "sandbox_id", c.SandboxID, "err", err)
-		sv = &saved{dir: dir, fault: fmt.Errorf("fork of %s: %w", c.SandboxID, err)}
+		sv = &saved{dir: dir, fault: fmt.Errorf("fork of sandbox %s: %s", c.SandboxID, reasonFor(skerry.Fork, err))}
 	}
 	r.step("fork.saved")
 	var children sync.WaitGroup

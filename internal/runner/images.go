@@ -174,7 +174,7 @@ func (r *Runner) registerImage(whole context.Context, c bus.Command, fetch func(
 	}
 	if err != nil {
 		r.log.Warn("register image", "image_id", c.ImageID, "err", err)
-		rep = bus.ImageReport{ImageID: c.ImageID, Status: skerry.ImageFailed, Error: reasonFor(err)}
+		rep = bus.ImageReport{ImageID: c.ImageID, Status: skerry.ImageFailed, Error: reasonFor("registration of the image", err)}
 	}
 	if c.Import != nil {
 		if err := os.Remove(c.Import.Path); err != nil && !errors.Is(err, fs.ErrNotExist) {

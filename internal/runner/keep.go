@@ -125,14 +125,14 @@ func (r *Runner) unpause(ctx context.Context, s *sandbox, cause error) error {
 		}
 	}
 	if err != nil || !st.Phase.Live() {
-		r.noteRecord(s, skerry.StatusStopped, s.machine, "its machine ended while it was being paused: "+reasonFor(errors.Join(cause, err)))
+		r.noteRecord(s, skerry.StatusStopped, s.machine, "its machine ended while it was being paused: "+reasonFor(skerry.Pause, errors.Join(cause, err)))
 		return r.keep(ctx, s)
 	}
 	if err := r.dropMemory(s.id); err != nil {
 		r.log.Error("drop saved memory", "sandbox_id", s.id, "err", err)
 	}
 	r.watch(s)
-	r.report(ctx, s, skerry.StatusRunning, func(ev *bus.Event) { ev.Reason = "it could not be paused: " + reasonFor(cause) })
+	r.report(ctx, s, skerry.StatusRunning, func(ev *bus.Event) { ev.Reason = "it could not be paused: " + reasonFor(skerry.Pause, cause) })
 	return nil
 }
 

@@ -27,7 +27,7 @@ func (r *Runner) pushImage(ctx context.Context, c bus.Command) error {
 	}
 	if err != nil {
 		r.log.Warn("push image", "image_id", c.ImageID, "err", err)
-		report(skerry.PushProgress{Status: skerry.ImageFailed, Error: reasonFor(err)})
+		report(skerry.PushProgress{Status: skerry.ImageFailed, Error: reasonFor("push", err)})
 		return nil
 	}
 	report(skerry.PushProgress{Status: skerry.ImageReady, Digest: digest})

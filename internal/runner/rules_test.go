@@ -3,6 +3,7 @@ package runner
 import (
 	"context"
 	"errors"
+	"fmt"
 	"regexp"
 	"slices"
 	"strings"
@@ -27,6 +28,34 @@ func TestHostname(t *testing.T) {
 	for _, tt := range tests {
 		if got := hostname(tt.name); got != tt.want {
 			t.Errorf("hostname(%q) = %q, want %q", tt.name, got, tt.want)
+		}
+	}
+}
+
+// TestReasons: a reason is one line and names the operation that was cancelled.
+func TestReasons(t *testing.T) {
+	for _, operation := range []skerry.Action{"create", skerry.Start, skerry.Pause, skerry.Fork, skerry.CreateSnapshot, skerry.CaptureImage, "push"} {
+		cancelled := fmt.Errorf("save memory: %w", context.Canceled)
+		if got, want := reasonFor(operation, cancelled), "the "+string(operation)+" was cancelled"; got != want {
+			t.Errorf("reason %q, want %q", got, want)
+		}
+		if got, want := reasonFor(operation, errors.Join(errors.New("a"), errors.New("b"))), "a; b"; got != want {
+			t.Errorf("reason %q, want %q", got, want)
+		}
+	}
+}
+
+// TestReserveAgain: a sandbox that is here is not made twice. A job that was not
+// claimed yet stays in the queue, as its claim may not be answered.
+func TestReserveAgain(t *testing.T) {
+	job := bus.CreateJob{SandboxID: "sbx_a"}
+	for _, tt := range []struct {
+		machine   skerry.MachineID
+		mine, err bool
+	}{{"", false, true}, {"mch_a", false, false}, {"", true, false}, {"mch_a", true, false}} {
+		r := &Runner{sandboxes: map[skerry.SandboxID]*sandbox{"sbx_a": {id: "sbx_a", machine: tt.machine}}}
+		if s, err := r.reserve(job, tt.mine); s != nil || (err != nil) != tt.err {
+			t.Errorf("%+v: %+v, %v", tt, s, err)
 		}
 	}
 }

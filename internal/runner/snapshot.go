@@ -43,7 +43,7 @@ func (r *Runner) snapshot(ctx context.Context, c bus.Command) error {
 	r.operationOver(ctx, c, skerry.CreateSnapshot, err)
 	if err != nil {
 		r.log.Warn("snapshot", "sandbox_id", c.SandboxID, "snapshot_id", c.SnapshotID, "err", err)
-		r.reportSnapshot(ctx, bus.SnapshotReport{SnapshotID: c.SnapshotID, Status: skerry.ImageFailed, Error: reasonFor(err)})
+		r.reportSnapshot(ctx, bus.SnapshotReport{SnapshotID: c.SnapshotID, Status: skerry.ImageFailed, Error: reasonFor(skerry.CreateSnapshot, err)})
 		return nil
 	}
 	r.reportSnapshot(ctx, sv.report(c.SnapshotID))
@@ -104,7 +104,7 @@ func (r *Runner) operationOver(ctx context.Context, c bus.Command, op skerry.Act
 		ev.Image = &bus.ImageReport{ImageID: c.ImageID}
 	}
 	if err != nil {
-		ev.Reason = reasonFor(err)
+		ev.Reason = reasonFor(op, err)
 	}
 	if err := r.cfg.Bus.PublishEvent(context.WithoutCancel(ctx), ev); err != nil {
 		r.log.Error("publish event", "sandbox_id", c.SandboxID, "operation", op, "err", err)

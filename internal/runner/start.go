@@ -172,7 +172,7 @@ func (r *Runner) startFailed(ctx context.Context, s *sandbox, machine skerry.Mac
 	if err := r.clearMachine(ctx, machine, true); err != nil {
 		r.log.Error("undo start", "sandbox_id", s.id, "machine_id", machine, "err", err)
 	}
-	reason := "it could not be started: " + reasonFor(cause)
+	reason := "it could not be started: " + reasonFor(skerry.Start, cause)
 	r.noteRecord(s, status, machine, reason)
 	next := keptSandbox(s.rec)
 	if err := r.replace(s, next); err != nil {

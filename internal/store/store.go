@@ -33,8 +33,8 @@ type Store interface {
 	View(ctx context.Context, fn func(Reader) error) error
 	// Update runs fn in a transaction that is committed when fn returns
 	// nil and rolled back otherwise; fn's error is returned unwrapped. An
-	// implementation may run fn again when the database reports a conflict
-	// with another transaction, so fn must not have other effects.
+	// implementation may run fn again, as when the database reports a
+	// conflict with another transaction, so fn must not have other effects.
 	Update(ctx context.Context, fn func(Tx) error) error
 	// UpdateLazily is Update without waiting for the disk: a power failure
 	// (not the end of the process) may undo it and the lazy ones after it,
@@ -165,11 +165,11 @@ type Tx interface {
 	UpdateSnapshot(ctx context.Context, s Snapshot) error
 	DeleteSnapshot(ctx context.Context, id skerry.SnapshotID) error
 
-	// AddEvent appends an event; its ID is set by the store, larger than
-	// that of any event before.
+	// AddEvent appends an event; its ID is set by the store, larger than that
+	// of any event before, also of those that a power failure has undone.
 	AddEvent(ctx context.Context, e skerry.Event) error
-	// PruneEvents forgets the events at t or before, and all but the newest
-	// keep ones.
+	// PruneEvents forgets the events at t or before, and those whose id is
+	// keep or more below that of the newest: all but keep ones at most.
 	PruneEvents(ctx context.Context, t time.Time, keep int) (int, error)
 
 	// AddOutbox appends an entry; its ID is set by the store.

@@ -144,9 +144,9 @@ func (w *world) end() {
 	}
 }
 
-// quiet is a server without a ready pool, so that what runs is what was asked
+// quiet is a server without machines of its own, so that what runs is what was asked
 // for.
-var quiet = testserver.Options{Args: []string{"--pool", "0"}}
+var quiet = testserver.Options{Args: []string{"--pool", "0", "--zygotes", "0"}}
 
 // start starts a server.
 func (w *world) start(o testserver.Options) {

@@ -152,8 +152,8 @@ func (w *world) wantCopy(k *keeper) {
 }
 
 // TestServerKilledInCreate kills the server at every step of the create of a
-// persistent sandbox, of a restore, and of a fork's child. TestServerKilled does
-// so for ephemeral ones.
+// persistent sandbox, of a restore, and of a fork's child. The first two are made
+// after the restart. TestServerKilled does so for ephemeral ones.
 func TestServerKilledInCreate(t *testing.T) {
 	w := newWorld(t)
 	w.start(quiet)
@@ -183,6 +183,9 @@ func TestServerKilledInCreate(t *testing.T) {
 				made := &keeper{id: w.named("made")}
 				if kind != "persistent" {
 					made = k.copyOf(made.id, true)
+				}
+				if sb := w.rest(made.id); kind != "fork" && sb.Status != skerry.StatusRunning {
+					t.Errorf("%s (%s), want running; end of the log:\n%s", sb.Status, sb.Reason, w.server.LogTail(20))
 				}
 				w.wantCopy(made)
 				w.wantFree(k)

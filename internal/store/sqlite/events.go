@@ -2,6 +2,9 @@ package sqlite
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"strconv"
 	"time"
 
 	"skerry.dev/skerry"
@@ -39,10 +42,60 @@ func (t *txn) OldestEvent(ctx context.Context) (at time.Time, err error) {
 	return at, one("events", err)
 }
 
+// Ids of events are reserved in blocks, so that those of events that a power
+// failure has undone are not given to others, which who has seen the first would
+// never read: an id up to the end of the reservation, which is on the disk, is
+// given once at most. Who opens the database begins behind it.
+const (
+	eventBlock       = 256
+	eventReservation = "event_ids_reserved" // the setting
+)
+
+// skipEventIDs begins behind all ids that may have been given, and reserves a
+// block.
+func (t *txn) skipEventIDs(ctx context.Context) error {
+	var last int64
+	err := t.tx.QueryRowContext(ctx, "SELECT max(coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'events'), 0), "+
+		"coalesce((SELECT CAST(value AS INTEGER) FROM meta WHERE key = ?), 0))", eventReservation).Scan(&last)
+	if err != nil {
+		return fmt.Errorf("ids of events: %w", err)
+	}
+	// The table is SQLite's own for AUTOINCREMENT, which takes the next one from
+	// there. It has a row only after a first insert.
+	if _, err := t.exec(ctx, "ids of events", "DELETE FROM sqlite_sequence WHERE name = 'events'"); err != nil {
+		return err
+	}
+	if _, err := t.exec(ctx, "ids of events", "INSERT INTO sqlite_sequence (name, seq) VALUES ('events', ?)", last); err != nil {
+		return err
+	}
+	return t.reserveEventIDs(ctx, last)
+}
+
+// reserveEventIDs reserves the block behind an id.
+func (t *txn) reserveEventIDs(ctx context.Context, last int64) error {
+	t.eventIDs = last + eventBlock
+	return t.SetMeta(ctx, eventReservation, strconv.FormatInt(t.eventIDs, 10))
+}
+
+var errNoEventIDs = errors.New("the reserved ids of events are used up")
+
 func (t *txn) AddEvent(ctx context.Context, e skerry.Event) error {
-	_, err := t.exec(ctx, "add event", "INSERT INTO events (type, time, object_id, status, object) VALUES (?, ?, ?, ?, ?)",
+	result, err := t.tx.ExecContext(ctx, "INSERT INTO events (type, time, object_id, status, object) VALUES (?, ?, ?, ?, ?)",
 		e.Type, micros(e.Time), e.ObjectID, e.Status, string(e.Object))
-	return err
+	if err != nil {
+		return writeError("add event", err)
+	}
+	id, err := result.LastInsertId()
+	switch {
+	case err != nil:
+		return fmt.Errorf("add event: %w", err)
+	case t.lasting && id > t.eventIDs-eventBlock/2: // so that others seldom run out
+		return t.reserveEventIDs(ctx, id)
+	case id > t.eventIDs:
+		t.again = true
+		return errNoEventIDs
+	}
+	return nil
 }
 
 func (t *txn) PruneEvents(ctx context.Context, at time.Time, keep int) (int, error) {

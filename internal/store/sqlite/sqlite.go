@@ -28,6 +28,8 @@ const readers = 4
 type Store struct {
 	writer *sql.DB // one connection: SQLite has one writer at a time anyway
 	reader *sql.DB
+
+	eventIDs int64 // reserved up to here; used by who has the writer's connection
 }
 
 var _ store.Store = (*Store)(nil)
@@ -70,6 +72,9 @@ func (s *Store) open(ctx context.Context, path string) error {
 		return err
 	}
 	if err := migrate(ctx, s.writer, migrations); err != nil {
+		return explain(err)
+	}
+	if err := s.Update(ctx, func(tx store.Tx) error { return tx.(*txn).skipEventIDs(ctx) }); err != nil {
 		return explain(err)
 	}
 	s.reader, err = connect(path, "deferred", readers, "query_only(1)")
@@ -146,45 +151,61 @@ func (s *Store) View(ctx context.Context, fn func(store.Reader) error) error {
 		return fmt.Errorf("begin read: %w", err)
 	}
 	defer tx.Rollback() // nothing was written
-	return fn(&txn{tx})
+	return fn(&txn{tx: tx})
 }
 
 // Update implements store.Store. The transaction takes SQLite's write lock at
-// its start, so it never has to be run again.
+// its start, so that there are no conflicts.
 func (s *Store) Update(ctx context.Context, fn func(store.Tx) error) error {
-	return s.update(ctx, "FULL", fn)
+	_, err := s.update(ctx, full, fn)
+	return err
 }
 
-// UpdateLazily implements store.Store.
+// UpdateLazily implements store.Store. When the reserved ids of events are used
+// up, fn is run again in a transaction that waits for the disk.
 func (s *Store) UpdateLazily(ctx context.Context, fn func(store.Tx) error) error {
-	return s.update(ctx, "NORMAL", fn)
+	again, err := s.update(ctx, normal, fn)
+	if again {
+		_, err = s.update(ctx, full, fn)
+	}
+	return err
 }
 
-// update runs fn with SQLite's PRAGMA synchronous: in WAL mode FULL syncs the
-// log, and with it all transactions before, at each commit, NORMAL only before
-// the log is copied into the database.
-func (s *Store) update(ctx context.Context, synchronous string, fn func(store.Tx) error) error {
+// The values of SQLite's PRAGMA synchronous: in WAL mode full syncs the log, and
+// with it all transactions before, at each commit, normal only before the log is
+// copied into the database.
+const (
+	full   = "FULL"
+	normal = "NORMAL"
+)
+
+// update runs fn in a transaction. With again nothing was written, as it needs
+// full.
+func (s *Store) update(ctx context.Context, synchronous string, fn func(store.Tx) error) (again bool, err error) {
 	conn, err := s.writer.Conn(ctx)
 	if err != nil {
-		return fmt.Errorf("begin write: %w", err)
+		return false, fmt.Errorf("begin write: %w", err)
 	}
 	defer conn.Close() // gives it back
 	if _, err := conn.ExecContext(ctx, "PRAGMA synchronous = "+synchronous); err != nil {
-		return fmt.Errorf("begin write: %w", err)
+		return false, fmt.Errorf("begin write: %w", err)
 	}
 	tx, err := conn.BeginTx(ctx, nil)
 	if err != nil {
-		return fmt.Errorf("begin write: %w", err)
+		return false, fmt.Errorf("begin write: %w", err)
 	}
 	defer tx.Rollback() // does nothing after a commit
-	if err := fn(&txn{tx}); err != nil {
-		return err
+	t := &txn{tx: tx, lasting: synchronous == full, eventIDs: s.eventIDs}
+	err = fn(t)
+	if err != nil || t.again {
+		return t.again, err
 	}
 	if err := tx.Commit(); err != nil {
 		if errors.Is(err, sql.ErrTxDone) && ctx.Err() != nil {
 			err = ctx.Err() // which had the transaction rolled back
 		}
-		return fmt.Errorf("commit: %w", err)
+		return false, fmt.Errorf("commit: %w", err)
 	}
-	return nil
+	s.eventIDs = t.eventIDs
+	return false, nil
 }

@@ -17,6 +17,10 @@ import (
 // txn implements store.Tx, one file per noun.
 type txn struct {
 	tx *sql.Tx
+
+	lasting  bool  // is on the disk when it is committed
+	eventIDs int64 // see Store; raised by what is lasting
+	again    bool  // ids ran out in what is not
 }
 
 var _ store.Tx = (*txn)(nil)
