@@ -41,7 +41,7 @@ func rehearse(ctx context.Context, link *guestapi.Link, memMiB int64, thorough b
 		}
 	}
 	if thorough {
-		if err := rehearseUsual(ctx, client, out); err != nil {
+		if err := rehearseUsual(ctx, link, client, out); err != nil {
 			return err
 		}
 	}
@@ -62,7 +62,7 @@ const (
 // rehearseUsual runs the usual programs, and a command by each of the other ways
 // to run one. How they end does not matter: an image may have its own ideas of a
 // program.
-func rehearseUsual(ctx context.Context, client *http.Client, out guestapi.Rehearsal) error {
+func rehearseUsual(ctx context.Context, link *guestapi.Link, client *http.Client, out guestapi.Rehearsal) error {
 	try := func(f func(context.Context) error) {
 		ctx, cancel := context.WithTimeout(ctx, usualTimeout)
 		defer cancel()
@@ -71,6 +71,10 @@ func rehearseUsual(ctx context.Context, client *http.Client, out guestapi.Rehear
 	for _, argv := range out.Usual[:min(len(out.Usual), usualLimit)] {
 		try(func(ctx context.Context) error { return rehearseRun(ctx, client, argv) })
 	}
+	// A second later the memory is watched (see keeper).
+	try(func(ctx context.Context) error {
+		return link.Control(ctx, guestapi.PathPressure, guestapi.PressureWait{Millis: 1}, nil)
+	})
 	try(func(ctx context.Context) error { return rehearseSocket(ctx, client, out.Argv) })
 	try(func(ctx context.Context) error {
 		return post(ctx, client, "/process/execute", skerry.ExecuteRequest{Command: ":"})

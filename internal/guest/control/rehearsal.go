@@ -37,6 +37,10 @@ func (a *Agent) rehearse(ctx context.Context, in guestapi.Activation) (any, erro
 	if _, err := a.system.Activate(ctx, in); err != nil {
 		return nil, fmt.Errorf("rehearse: %w", err)
 	}
+	// A sandbox does this a second later, beside what its user does.
+	if err := a.system.SetMAC(in.MAC); err != nil {
+		return nil, fmt.Errorf("rehearse: %w", err)
+	}
 	toolbox := a.toolbox.Stage()
 	if _, _, err := toolbox.Activate(in); err != nil {
 		return nil, fmt.Errorf("rehearse: %w", err)
