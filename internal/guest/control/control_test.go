@@ -185,9 +185,12 @@ func TestRehearsalDoesNotCount(t *testing.T) {
 	if got := ask(t, a); got != "" {
 		t.Errorf("before a rehearsal the stage answers %q", got)
 	}
-	out, err := send(t, a, guestapi.PathRehearse, guestapi.Activation{User: "root"})
+	out, err := send(t, a, guestapi.PathRehearse, guestapi.Activation{User: "root", MAC: "02:00:00:00:00:01"})
 	if err != nil {
 		t.Fatal(err)
+	}
+	if mac := <-system.mac; mac != "02:00:00:00:00:01" {
+		t.Errorf("hardware address %q in the rehearsal", mac)
 	}
 	if r := out.(guestapi.Rehearsal); len(r.Argv) == 0 {
 		t.Error("nothing to run")
