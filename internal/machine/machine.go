@@ -178,7 +178,8 @@ type Zygote interface {
 	Freeze(ctx context.Context) error
 	// Fork serves one Start on the other end of origin, and returns when the
 	// machine that it started has ended. It kills that when the other end is
-	// closed, or ctx is done; what it has started outlives this process.
+	// closed, or ctx is done; what it has started outlives this process. The
+	// error is ErrNoFork if the zygote is of no use any more.
 	Fork(ctx context.Context, origin *net.UnixConn) error
 	// Learn has later forks begin with memory of their own where fork, which
 	// has done what they will do, has written to.
@@ -237,6 +238,8 @@ type DiskCopy interface {
 var (
 	// ErrKilled: Kill was called.
 	ErrKilled = errors.New("machine was killed")
+	// ErrNoFork: a machine could not be forked.
+	ErrNoFork = errors.New("machine cannot be forked")
 	// ErrReset: the guest rebooted, or its kernel panicked; a machine has
 	// only one life, so that ended it.
 	ErrReset = errors.New("guest rebooted or panicked")

@@ -149,7 +149,8 @@ func (r *Runner) startMachine(ctx context.Context, id skerry.MachineID, p plan, 
 	if m != frozen {
 		if z := r.zygotes.take(ctx, p.key); z != nil {
 			defer z.release()
-			spec.Forked, from.Origin, scratch = true, z.conn, z.scratch
+			spec.Forked, spec.TemplateScratch = true, scratch
+			from.Origin, scratch = z.conn, z.scratch
 		}
 	}
 	if !d.kept {

@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"skerry.dev/skerry/internal/disk"
 	"skerry.dev/skerry/internal/guestapi"
 	"skerry.dev/skerry/internal/machine"
 )
@@ -50,6 +51,10 @@ func (s *shim) startMachine(ctx context.Context, wg *sync.WaitGroup) error {
 	cfg.Template = s.template()
 	cfg.Zygote, cfg.Origin = s.spec.Zygote, s.cfg.Source.Origin
 	m, err := s.driver.Start(ctx, cfg)
+	if err != nil && cfg.Origin != nil && ctx.Err() == nil {
+		s.log.Warn("the machine could not be forked, it is restored", "err", err)
+		m, err = s.restoreInstead(ctx, cfg)
+	}
 	if err != nil {
 		return err
 	}
@@ -82,6 +87,27 @@ func (s *shim) machineConfig(net *os.File) (machine.Config, error) {
 	var err error
 	cfg.Scratch, err = os.OpenFile(s.scratchPath(), os.O_RDWR, 0)
 	return cfg, err
+}
+
+// restoreInstead starts a machine that could not be forked from the template, with
+// the disk that goes with that.
+func (s *shim) restoreInstead(ctx context.Context, cfg machine.Config) (machine.Machine, error) {
+	info, err := cfg.Scratch.Stat()
+	if err != nil {
+		return nil, err
+	}
+	if err := os.Remove(s.scratchPath()); err != nil {
+		return nil, err
+	}
+	if err := disk.CopyScratch(s.scratchPath(), s.spec.TemplateScratch, info.Size()>>20); err != nil {
+		return nil, err
+	}
+	if cfg.Scratch, err = os.OpenFile(s.scratchPath(), os.O_RDWR, 0); err != nil {
+		return nil, err
+	}
+	defer cfg.Scratch.Close()
+	cfg.Origin = nil
+	return s.driver.Start(ctx, cfg)
 }
 
 // template is what the machine is restored from, or nil.

@@ -55,9 +55,11 @@ type Spec struct {
 	// Zygote makes the shim rehearse a restored machine, stop it for good, and
 	// let others be forked from it at OriginSock.
 	Zygote bool `json:"zygote,omitempty"`
-	// Forked is set for a machine that is forked from a zygote of the template;
-	// a connection to its OriginSock is inherited.
-	Forked bool `json:"forked,omitempty"`
+	// Forked is set for a machine that is forked from a zygote of the template,
+	// of whose disk it has a copy; a connection to its OriginSock is inherited.
+	// If that fails the machine is restored, with a copy of TemplateScratch.
+	Forked          bool   `json:"forked,omitempty"`
+	TemplateScratch string `json:"template_scratch,omitempty"`
 }
 
 // DriverSpec selects the hypervisor.

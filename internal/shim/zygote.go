@@ -121,9 +121,11 @@ func (s *shim) acceptForks(ctx context.Context, l net.Listener, z machine.Zygote
 		}
 		go func() {
 			defer conn.Close()
-			if err := z.Fork(context.WithoutCancel(ctx), conn.(*net.UnixConn)); err != nil {
-				// What else might be wrong with it nobody knows.
-				s.fail(fmt.Errorf("fork: %w", err))
+			err := z.Fork(context.WithoutCancel(ctx), conn.(*net.UnixConn))
+			if errors.Is(err, machine.ErrNoFork) {
+				s.fail(err)
+			} else if err != nil {
+				s.log.Warn("fork", "err", err) // who asked for it has gone
 			}
 		}()
 	}

@@ -175,7 +175,11 @@ func (z *zygote) fork(req forkRequest, files []*os.File) (*os.Process, error) {
 	}
 	// All forks of a zygote run as one user; where that is not this process's,
 	// nobody of them needs to look at another.
-	return z.parent.Fork(procfork.Request{Files: replaced, Tracer: req.PID, Confine: true, Hide: z.ownUser})
+	child, err := z.parent.Fork(procfork.Request{Files: replaced, Tracer: req.PID, Confine: true, Hide: z.ownUser})
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", machine.ErrNoFork, err)
+	}
+	return child, nil
 }
 
 // Learn implements machine.Zygote.
