@@ -25,6 +25,7 @@ var layer = map[string]int{
 	"internal/disk/erofs":       0,
 	"internal/tarfuzz":          0, // for tests
 	"internal/kernel":           1,
+	"internal/procfork":         1,
 	"internal/usernet":          1,
 	"internal/machine":          1,
 	"internal/machine/qemu":     2, // implements machine
