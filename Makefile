@@ -21,7 +21,9 @@ export SKERRY_TEST_KERNEL_DIR := $(CACHE)/kernel
 export CGO_ENABLED ?= 0
 
 LDFLAGS := -s -w -X main.version=$(VERSION)
-AGENTS  := $(foreach a,$(ARCHES),internal/guestbin/bin/skerry-guest-$(a).gz)
+EMBED   := internal/programs/bin
+AGENTS  := $(foreach a,$(ARCHES),$(EMBED)/skerry-guest-$(a).gz)
+SHIM    := $(EMBED)/skerry-shim-$(shell go env GOARCH).gz
 
 .PHONY: help
 help: ## list the targets
@@ -42,7 +44,7 @@ walk: setup-test build kernel ## random operations and kills on real sandboxes: 
 	@CGO_ENABLED=1 SKERRY_WALK_STEPS=$(STEPS) SKERRY_WALK_SEED=$(SEED) go test -count=1 -timeout 60m -run TestWalk -v ./test/walk
 
 .PHONY: lint
-lint: agent ## formatting, vet, linters, generated files
+lint: programs ## formatting, vet, linters, generated files
 	@scripts/lint.sh
 
 .PHONY: bench
@@ -50,17 +52,25 @@ bench: setup build ## measure: create, exec, memory; a table and JSON
 	@scripts/bench.sh $(SKERRY)
 
 .PHONY: build
-build: agent ## bin/skerry
+build: programs ## bin/skerry
 	@echo "building $(notdir $(SKERRY)) $(VERSION); the first build takes a minute or two"
 	@go build -trimpath -ldflags '$(LDFLAGS)' -o $(SKERRY) ./cmd/skerry
 
-.PHONY: agent
-agent: $(AGENTS) ## the guest agents that bin/skerry embeds
+.PHONY: programs
+programs: $(AGENTS) $(SHIM) ## the guest agents and the shim, which bin/skerry embeds
 
-internal/guestbin/bin/skerry-guest-%.gz: $(shell find cmd/skerry-guest internal/guest internal/guestapi -name '*.go' -not -name '*_test.go') go.mod $(wildcard *.go)
-	@echo "building the guest agent for $*"
-	@CGO_ENABLED=0 GOOS=linux GOARCH=$* go build -trimpath -ldflags '-s -w' -o $(CACHE)/skerry-guest-$* ./cmd/skerry-guest
-	@gzip -9 -n -c $(CACHE)/skerry-guest-$* > $@
+# $(call program,NAME,ARCH) builds one of them.
+define program
+@echo "building $(1) for $(2)"
+@CGO_ENABLED=0 GOOS=linux GOARCH=$(2) go build -trimpath -ldflags '-s -w' -o $(CACHE)/$(1)-$(2) ./cmd/$(1)
+@gzip -9 -n -c $(CACHE)/$(1)-$(2) > $@
+endef
+
+$(EMBED)/skerry-guest-%.gz: $(shell find cmd/skerry-guest internal/guest internal/guestapi -name '*.go' -not -name '*_test.go') go.mod $(wildcard *.go)
+	$(call program,skerry-guest,$*)
+
+$(EMBED)/skerry-shim-%.gz: $(shell find cmd/skerry-shim internal -name '*.go' -not -name '*_test.go') go.mod $(wildcard *.go)
+	$(call program,skerry-shim,$*)
 
 .PHONY: kernel
 kernel: build ## the guest kernel that the tests boot
@@ -79,10 +89,10 @@ generate: build ## regenerate what is generated
 	@scripts/generate.sh $(SKERRY)
 
 .PHONY: cross
-cross: agent ## check that the command line builds for macOS and Windows
+cross: programs ## check that the command line builds for macOS and Windows
 	@GOOS=darwin GOARCH=arm64 go build -o /dev/null ./cmd/skerry
 	@GOOS=windows GOARCH=amd64 go build -o /dev/null ./cmd/skerry
 
 .PHONY: clean
 clean: ## remove what was built; sandboxes and images of a server stay
-	@rm -rf bin .cache internal/guestbin/bin/*.gz
+	@rm -rf bin .cache $(EMBED)/*.gz

@@ -11,8 +11,5 @@ import (
 var version = "devel"
 
 func main() {
-	if code, ok := runHidden(os.Args[1:]); ok {
-		os.Exit(code)
-	}
 	os.Exit(execute(context.Background(), newCLI(), os.Args[1:]))
 }

@@ -18,24 +18,6 @@ import (
 	"skerry.dev/skerry/internal/host"
 )
 
-// shimCommand is the hidden command that a server starts for each sandbox.
-const shimCommand = "shim"
-
-// runHidden runs the command that only the server calls. It is apart from the
-// command line because a create waits for it to start.
-func runHidden(args []string) (code int, ok bool) {
-	if len(args) != 2 || args[0] != shimCommand {
-		return 0, false
-	}
-	// A shim ends when its runner says so; a signal to the terminal's
-	// process group is not meant for it.
-	if err := app.RunShim(context.Background(), args[1]); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return exitError1, true
-	}
-	return exitOK, true
-}
-
 // serverCommands are the commands that only a Linux host has.
 func serverCommands(c *cli) []*cobra.Command {
 	return []*cobra.Command{serverCommand(c), doctorCommand(c), kernelCommand(c)}
@@ -119,9 +101,6 @@ func runServer(ctx context.Context, cfg app.Config) error {
 	ctx, stop := signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	var err error
-	if cfg.ShimArgv, err = shimArgv(); err != nil {
-		return err
-	}
 	if cfg.ClientConfig, err = client.FilePath(); err != nil {
 		return err
 	}
@@ -139,16 +118,6 @@ func runServer(ctx context.Context, cfg app.Config) error {
 		err = cerr
 	}
 	return err
-}
-
-// shimArgv starts this very binary again, also after the file was replaced by
-// an upgrade while the server runs.
-func shimArgv() ([]string, error) {
-	exe, err := os.Executable()
-	if err != nil {
-		return nil, err
-	}
-	return []string{exe, shimCommand}, nil
 }
 
 // crashStepEnv names the step of a create or delete at which the server kills

@@ -40,7 +40,6 @@ type Config struct {
 	CPUBurst        float64  // cores a sandbox may use that asks for no limit
 	ColdBoot        bool     // boot every sandbox, for comparison and debugging
 	Policy          skerry.PolicyDefaults
-	ShimArgv        []string
 	Version         string // of this build
 	Logger          *slog.Logger
 	// Step is called at each named step of a create or delete; tests use it

@@ -17,8 +17,8 @@ const module = "skerry.dev/skerry"
 var layer = map[string]int{
 	"":                          0, // the vocabulary
 	"internal/problem":          1,
+	"internal/programs":         1,
 	"internal/guestapi":         1,
-	"internal/guestbin":         1,
 	"internal/host":             1,
 	"internal/image":            1,
 	"internal/disk":             1,
@@ -37,6 +37,7 @@ var layer = map[string]int{
 	"internal/guest/toolbox":    2,
 	"internal/guest":            4,
 	"internal/shim":             3,
+	"internal/hypervisor":       4, // wires machine/qemu for shim
 	"internal/runner":           4,
 	"internal/control":          3,
 	"internal/gateway":          3,
@@ -45,6 +46,7 @@ var layer = map[string]int{
 	"internal/app":              6,
 	"cmd/skerry":                7,
 	"cmd/skerry-guest":          7,
+	"cmd/skerry-shim":           5, // a create waits for it to start
 }
 
 // never lists imports that no height can express, with the reason.

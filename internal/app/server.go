@@ -112,11 +112,15 @@ func (s *Server) openRunner(b *bus.Bus, reg prometheus.Registerer) error {
 	}
 	s.onClose(images.Close)
 	s.cfg.cgroups = cgroup.Open(string(id))
+	program, err := s.shimProgram()
+	if err != nil {
+		return fmt.Errorf("shim: %w", err)
+	}
 	software := newSoftware(s.cfg)
 	s.runner, err = runner.New(runner.Config{
 		ID: id, Region: region, Arch: runtime.GOARCH, Dir: s.cfg.DataDir,
 		Bus: b, Images: images, Scratch: disk.NewScratch(s.path("scratch")), Prepare: software.prepare, Checks: software.checks,
-		ShimArgv: s.cfg.ShimArgv, Network: s.cfg.network(), DropPrivileges: os.Getuid() == 0,
+		ShimArgv: []string{program}, Network: s.cfg.network(), DropPrivileges: os.Getuid() == 0,
 		PoolSize: s.cfg.PoolSize, Zygotes: s.cfg.Zygotes, Parallel: s.cfg.Parallel, MemoryMiB: s.cfg.MemoryMiB, ColdBoot: s.cfg.ColdBoot,
 		Cgroups: s.cfg.cgroups, CPUBurst: s.cfg.CPUBurst,
 		Metrics: runner.NewMetrics(reg), Logger: s.log, Step: s.cfg.Step,

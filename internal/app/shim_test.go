@@ -1,25 +1,34 @@
 package app
 
 import (
+	"fmt"
 	"os"
+	"os/exec"
 	"testing"
-
-	"skerry.dev/skerry/internal/machine"
-	"skerry.dev/skerry/internal/shim"
 )
 
-// In a process that inherited none, the descriptors of a template are the
-// runtime's: taking them for one fails every cold boot.
-func TestMachineThatBootsInheritsNoTemplate(t *testing.T) {
-	for last := uintptr(0); last <= shim.FDOrigin; {
-		f, err := os.Open(os.DevNull)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer f.Close()
-		last = f.Fd()
+// The program is executed by a path that no file's fate has a say in, and what
+// is executed cannot be changed by anybody.
+func TestProgramInMemory(t *testing.T) {
+	elf, err := os.ReadFile("/bin/true")
+	if err != nil {
+		t.Fatal(err)
 	}
-	if got := inheritedSource(shim.Spec{Boot: &machine.Boot{}}); got != (shim.Source{}) {
-		t.Errorf("got %+v, want nothing", got)
+	f, err := newProgram("true", elf)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	path := fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), f.Fd())
+	for range 2 {
+		if err := exec.Command(path).Run(); err != nil {
+			t.Errorf("execute: %v", err)
+		}
+	}
+	if _, err := f.WriteAt([]byte("x"), 0); err == nil {
+		t.Error("the program could be written to")
+	}
+	if err := f.Truncate(0); err == nil {
+		t.Error("the program could be truncated")
 	}
 }

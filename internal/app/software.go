@@ -18,12 +18,13 @@ import (
 	"skerry.dev/skerry"
 	"skerry.dev/skerry/internal/disk"
 	"skerry.dev/skerry/internal/guestapi"
-	"skerry.dev/skerry/internal/guestbin"
 	"skerry.dev/skerry/internal/host"
+	"skerry.dev/skerry/internal/hypervisor"
 	"skerry.dev/skerry/internal/image"
 	"skerry.dev/skerry/internal/kernel"
 	"skerry.dev/skerry/internal/machine"
 	"skerry.dev/skerry/internal/machine/qemu"
+	"skerry.dev/skerry/internal/programs"
 	"skerry.dev/skerry/internal/runner"
 	"skerry.dev/skerry/internal/shim"
 )
@@ -68,17 +69,11 @@ func (s *software) prepare(ctx context.Context) (runner.Prepared, error) {
 		return runner.Prepared{}, err
 	}
 	spec := shim.DriverSpec{Binary: s.cfg.QEMU, Accel: accel.name}
-	version, err := NewDriver(spec, nil).Version(ctx)
+	version, err := hypervisor.New(spec).Version(ctx)
 	if err != nil {
 		return runner.Prepared{}, err
 	}
 	return runner.Prepared{Guest: guest, Driver: spec, Hypervisor: version}, nil
-}
-
-// NewDriver returns the QEMU driver that a spec asks for.
-func NewDriver(spec shim.DriverSpec, _ *slog.Logger) *qemu.Driver {
-	return qemu.New(qemu.Options{Binary: spec.Binary, KVM: spec.Accel == "kvm", PortName: guestapi.PortName,
-		UID: uint32(spec.UID), GID: uint32(spec.GID)})
 }
 
 // kernel opens the user's kernel, or Debian's, which is fetched and unpacked
@@ -123,7 +118,7 @@ func FetchKernel(ctx context.Context, dir, deb string) (*kernel.Kernel, error) {
 
 // guest makes initramfs and platform partition, once for a kernel and agent.
 func (s *software) guest(ctx context.Context, k *kernel.Kernel) (runner.Guest, error) {
-	agent, err := guestbin.Agent(runtime.GOARCH)
+	agent, err := programs.Guest(runtime.GOARCH)
 	if err != nil {
 		return runner.Guest{}, skerry.Errorf(skerry.CodeUnavailable, "%w", err)
 	}
@@ -276,7 +271,7 @@ func (s *software) checks(ctx context.Context) []skerry.Check {
 
 func (s *software) checkHypervisor(ctx context.Context) skerry.Check {
 	c := skerry.Check{Name: "QEMU", Level: skerry.CheckOK}
-	v, err := NewDriver(shim.DriverSpec{Binary: s.cfg.QEMU, Accel: "tcg"}, nil).Version(ctx)
+	v, err := hypervisor.New(shim.DriverSpec{Binary: s.cfg.QEMU, Accel: "tcg"}).Version(ctx)
 	if err != nil {
 		c.Level, c.Detail, c.Fix = skerry.CheckFail, err.Error(), "sudo apt-get install qemu-system-x86"
 		return c

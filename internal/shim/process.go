@@ -25,6 +25,9 @@ const (
 	FDOrigin    = 6 // of Spec.Forked: connected to a zygote
 )
 
+// ProgramName is what a shim's process is called in lists of processes.
+const ProgramName = "skerry-shim"
+
 // stopTimeout is how long a shim may take to end after it was told to.
 const stopTimeout = 10 * time.Second
 
@@ -44,7 +47,7 @@ type Source struct {
 	Origin *os.File
 }
 
-// Start writes the spec and starts a shim (argv, usually "skerry shim") for
+// Start writes the spec and starts a shim (argv, with dir appended) for
 // dir, which must exist. It returns when the shim's sockets accept, or for a
 // capture at once.
 func Start(ctx context.Context, argv []string, dir string, spec Spec, from Source) (*Process, error) {
@@ -65,6 +68,7 @@ func Start(ctx context.Context, argv []string, dir string, spec Spec, from Sourc
 	defer theirs.Close()
 
 	cmd := exec.Command(argv[0], append(argv[1:len(argv):len(argv)], dir)...)
+	cmd.Args[0] = ProgramName
 	cmd.Stdout, cmd.Stderr = logFile, logFile
 	cmd.Dir = "/"
 	cmd.ExtraFiles = []*os.File{theirs}

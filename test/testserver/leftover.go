@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"skerry.dev/skerry/internal/shim"
 )
 
 // Process is a process that belongs to a server's directory.
@@ -17,7 +19,7 @@ type Process struct {
 }
 
 // IsShim reports whether it is the shim of a machine.
-func (p Process) IsShim() bool { return len(p.Args) > 2 && p.Args[1] == "shim" }
+func (p Process) IsShim() bool { return len(p.Args) == 2 && p.Args[0] == shim.ProgramName }
 
 // IsQEMU reports whether it is a hypervisor.
 func (p Process) IsQEMU() bool {
@@ -88,26 +90,26 @@ func (d *Dir) holds(pid int) bool {
 }
 
 // MachineProcesses returns shim and hypervisor of a machine.
-func (d *Dir) MachineProcesses(machineID string) (shim, qemu int, err error) {
+func (d *Dir) MachineProcesses(machineID string) (shimPID, qemu int, err error) {
 	all, err := d.Processes()
 	if err != nil {
 		return 0, 0, err
 	}
 	dir := filepath.Join(d.Data(), "machines", machineID)
 	for _, p := range all {
-		if p.IsShim() && p.Args[2] == dir {
-			shim = p.PID
+		if p.IsShim() && p.Args[1] == dir {
+			shimPID = p.PID
 		}
 	}
 	for _, p := range all {
-		if p.IsQEMU() && parent(p.PID) == shim {
+		if p.IsQEMU() && parent(p.PID) == shimPID {
 			qemu = p.PID
 		}
 	}
-	if shim == 0 || qemu == 0 {
-		return 0, 0, fmt.Errorf("machine %s has no shim (%d) or no hypervisor (%d)", machineID, shim, qemu)
+	if shimPID == 0 || qemu == 0 {
+		return 0, 0, fmt.Errorf("machine %s has no shim (%d) or no hypervisor (%d)", machineID, shimPID, qemu)
 	}
-	return shim, qemu, nil
+	return shimPID, qemu, nil
 }
 
 func parent(pid int) int {

@@ -1,4 +1,4 @@
-package guestbin
+package programs
 
 import (
 	"bytes"
@@ -9,7 +9,7 @@ import (
 	"testing/fstest"
 )
 
-func TestAgent(t *testing.T) {
+func TestProgram(t *testing.T) {
 	var packed bytes.Buffer
 	w := gzip.NewWriter(&packed)
 	if _, err := w.Write([]byte("\x7fELF")); err != nil {
@@ -19,12 +19,12 @@ func TestAgent(t *testing.T) {
 		t.Fatal(err)
 	}
 	files := fstest.MapFS{"bin/skerry-guest-arm64.gz": {Data: packed.Bytes()}}
-	got, err := agent(files, "arm64")
+	got, err := program(files, "skerry-guest-arm64")
 	if err != nil || string(got) != "\x7fELF" {
-		t.Errorf("agent(arm64) = %q, %v; want ELF", got, err)
+		t.Errorf("program = %q, %v; want ELF", got, err)
 	}
-	_, err = agent(files, "amd64")
+	_, err = program(files, "skerry-guest-amd64")
 	if !errors.Is(err, ErrMissing) || !strings.Contains(err.Error(), "make") {
-		t.Errorf("agent(amd64) error = %v, want one that says what to type", err)
+		t.Errorf("program for another architecture: error = %v, want one that says what to type", err)
 	}
 }
