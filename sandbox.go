@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"regexp"
 	"strings"
+	"sync"
 	"time"
 	"unicode/utf8"
 )
@@ -88,10 +89,15 @@ type SandboxRequest struct {
 }
 
 var (
-	namePattern = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9._-]*$`)
-	envPattern  = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
-	userPattern = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_.-]*\$?$`)
+	namePattern = pattern(`^[A-Za-z0-9_][A-Za-z0-9._-]*$`)
+	envPattern  = pattern(`^[A-Za-z_][A-Za-z0-9_]*$`)
+	userPattern = pattern(`^[A-Za-z0-9_][A-Za-z0-9_.-]*\$?$`)
 )
+
+// pattern compiles at the first use: shims, whose start is waited for, need none.
+func pattern(expr string) func() *regexp.Regexp {
+	return sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(expr) })
+}
 
 // reservedPrefixes are refused in names of images and snapshots ("Linux
 // Sandboxes" page, memory snapshot, parameter "name").
@@ -133,8 +139,8 @@ func validateName(field, name string) error {
 	if name == "" || len(name) > MaxNameLength {
 		return Invalid(field, "length", fmt.Sprintf("1 to %d characters", MaxNameLength), "must be 1 to %d characters, is %d", MaxNameLength, len(name))
 	}
-	if !namePattern.MatchString(name) {
-		return Invalid(field, "pattern", namePattern.String(), "may only hold letters, digits, '.', '_' and '-', and cannot start with '.' or '-'")
+	if !namePattern().MatchString(name) {
+		return Invalid(field, "pattern", namePattern().String(), "may only hold letters, digits, '.', '_' and '-', and cannot start with '.' or '-'")
 	}
 	return nil
 }
@@ -159,8 +165,8 @@ func ValidateLabels(labels map[string]string) error {
 func ValidateEnv(field string, env map[string]string) error {
 	total := 0
 	for k, v := range env {
-		if !envPattern.MatchString(k) {
-			return Invalid(field, "name_pattern", envPattern.String(), "%q is not a name for an environment variable", k)
+		if !envPattern().MatchString(k) {
+			return Invalid(field, "name_pattern", envPattern().String(), "%q is not a name for an environment variable", k)
 		}
 		if strings.IndexByte(v, 0) >= 0 {
 			return Invalid(field, "no_nul", "no NUL byte", "value of %s holds a NUL byte", k)
@@ -178,8 +184,8 @@ func ValidateEnv(field string, env map[string]string) error {
 
 // ValidateUser checks the name (or number) of an OS user.
 func ValidateUser(user string) error {
-	if len(user) > MaxUserLength || !userPattern.MatchString(user) {
-		return Invalid("user", "pattern", userPattern.String(), "%q is not a user name of 1 to %d characters", user, MaxUserLength)
+	if len(user) > MaxUserLength || !userPattern().MatchString(user) {
+		return Invalid("user", "pattern", userPattern().String(), "%q is not a user name of 1 to %d characters", user, MaxUserLength)
 	}
 	return nil
 }

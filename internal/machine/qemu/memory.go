@@ -5,8 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"regexp"
 	"strconv"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -98,7 +98,8 @@ func (m fileMemory) read(buf []byte, page int64) error {
 	return err
 }
 
-var hvaPattern = regexp.MustCompile(`^Host virtual address for 0x[0-9a-f]+ \([^)]*\) is 0x([0-9a-f]{1,12})\s*$`)
+// hostAddressBits bound the addresses of a process.
+const hostAddressBits = 48
 
 // hostAddress is where a guest address lies in QEMU's memory. QEMU tells it to
 // people only.
@@ -107,10 +108,11 @@ func (m *instance) hostAddress(ctx context.Context, guest uint64) (uintptr, erro
 	if err != nil {
 		return 0, err
 	}
-	found := hvaPattern.FindStringSubmatch(text)
-	if found == nil {
+	// Host virtual address for 0x100000000 (mem1) is 0x7f2e40000000
+	_, digits, _ := strings.Cut(strings.TrimSpace(text), ") is 0x")
+	address, err := strconv.ParseUint(digits, 16, hostAddressBits)
+	if err != nil {
 		return 0, fmt.Errorf("host address of guest address %#x: %q", guest, text)
 	}
-	address, err := strconv.ParseUint(found[1], 16, 64)
-	return uintptr(address), err
+	return uintptr(address), nil
 }
