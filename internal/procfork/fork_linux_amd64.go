@@ -27,8 +27,10 @@ type Parent struct {
 	open    map[int]openFile
 	own     []uint64 // addresses of pages that each child gets copies of
 	work    chan func()
-	ended   chan struct{}
 	closing sync.Once
+	close   chan struct{}
+	ended   chan struct{} // closed when the process is dead
+	reaped  chan struct{} // closed when its other threads are gone; nil if it is not frozen
 }
 
 // pageBytes is the size of the page for arguments.
@@ -45,9 +47,12 @@ const (
 // Freeze stops a child of this process for good, at a moment when all its
 // threads wait in system calls. Number door of its descriptors
 // is the other end of the socket that ours is; both belong to the Parent from
-// here on, which Close ends, as the end of this process does.
+// here on, which Close ends, as the end of this process does. On an error the
+// process is killed: it may be anywhere. It is the caller's to wait for, whose
+// waits must not be for stops (use a pidfd).
 func Freeze(ctx context.Context, pid int, ours *os.File, door int) (*Parent, error) {
-	p := &Parent{pid: pid, door: ours, doorFD: door, work: make(chan func()), ended: make(chan struct{})}
+	p := &Parent{pid: pid, door: ours, doorFD: door, work: make(chan func()),
+		close: make(chan struct{}), ended: make(chan struct{})}
 	go p.trace()
 	if err := p.do(func() error { return p.freeze(ctx) }); err != nil {
 		return nil, errors.Join(fmt.Errorf("freeze process: %w", err), p.Close())
@@ -61,45 +66,58 @@ func (p *Parent) trace() {
 	defer close(p.ended)
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	for f := range p.work {
-		f()
+	for {
+		select {
+		case f := <-p.work:
+			f()
+		case <-p.close:
+			// An error means that it has ended.
+			_ = unix.Kill(p.pid, unix.SIGKILL)
+			if p.reaped == nil {
+				reap(p.stopped)
+			} else {
+				<-p.reaped
+			}
+			return
+		}
 	}
-	p.kill()
 }
 
-// kill ends the process, and waits for its threads but the first: those that
-// are traced stay until their tracer has seen their end. The first is for
-// whoever waits for the process.
-func (p *Parent) kill() {
-	// An error means that it has ended.
-	_ = unix.Kill(p.pid, unix.SIGKILL)
-	for _, t := range p.stopped {
-		for t.tid != p.pid {
+// reap waits for the end of the threads but the first of a process: those that
+// are traced stay until their tracer, or another thread of it, has seen their
+// end, and until then the process has none. The first is for whoever waits for
+// the process.
+func reap(threads []*thread) {
+	for _, t := range threads {
+		for !t.first {
 			if _, err := t.wait(); err != nil {
-				break
+				break // it has ended, or is not traced any more
 			}
 		}
 	}
 }
 
 func (p *Parent) do(f func() error) error {
-	result := make(chan error)
-	p.work <- func() { result <- f() }
-	return <-result
+	result := make(chan error, 1)
+	select {
+	case p.work <- func() { result <- f() }:
+		return <-result
+	case <-p.ended:
+		return ErrClosed
+	}
 }
 
 // Own has later children begin with copies of pages, by address, which else are
 // made one by one when they are written to: by a fault each, that costs many
 // times what the copy does. Pages that another child has Written are a guess.
 func (p *Parent) Own(pages []uint64) {
-	p.do(func() error { p.own = pages; return nil })
+	_ = p.do(func() error { p.own = pages; return nil }) // a closed one has no children to come
 }
 
-// Close kills the process, but none of its children. Fork must not be called
-// afterwards.
+// Close kills the process, but none of its children.
 func (p *Parent) Close() (err error) {
 	p.closing.Do(func() {
-		close(p.work)
+		close(p.close)
 		<-p.ended
 		err = p.door.Close()
 	})
@@ -111,7 +129,7 @@ func (p *Parent) freeze(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if p.stopped, err = p.seizeAtRest(ctx); err != nil {
+	if err := p.seizeAtRest(ctx); err != nil {
 		return err
 	}
 	for _, t := range p.stopped {
@@ -140,48 +158,57 @@ func (p *Parent) freeze(ctx context.Context) error {
 	if err := p.inheritMemory(); err != nil {
 		return err
 	}
-	p.open, err = openFiles(p.pid)
-	return err
+	if p.open, err = openFiles(p.pid); err != nil {
+		return err
+	}
+	// From here on only the first thread is made to do anything. If somebody
+	// else kills the process, whoever waits for it shall know.
+	p.reaped = make(chan struct{})
+	go func() {
+		defer close(p.reaped)
+		reap(p.stopped)
+	}()
+	return nil
 }
 
 // restInterval is how long a process that was found busy may go on.
 const restInterval = 10 * time.Millisecond
 
 // seizeAtRest stops all threads at a moment at which all of them wait.
-func (p *Parent) seizeAtRest(ctx context.Context) ([]*thread, error) {
+func (p *Parent) seizeAtRest(ctx context.Context) (err error) {
 	for {
-		stopped, err := seizeAll(p.pid)
-		if err != nil {
-			return nil, err
+		if p.stopped, err = seizeAll(p.pid); err != nil {
+			return err
 		}
 		busy := 0
-		for _, t := range stopped {
+		for _, t := range p.stopped {
 			var r unix.PtraceRegs
 			if err := unix.PtraceGetRegs(t.tid, &r); err != nil {
-				return nil, os.NewSyscallError("ptrace getregs", err)
+				return os.NewSyscallError("ptrace getregs", err)
 			}
 			if !asleep(r) {
 				busy = t.tid
 			}
 		}
 		if busy == 0 {
-			return stopped, nil
+			return nil
 		}
-		for _, t := range stopped {
+		for _, t := range p.stopped {
 			if err := t.detach(); err != nil {
-				return nil, err
+				return err
 			}
 		}
 		select {
 		case <-time.After(restInterval):
 		case <-ctx.Done():
-			return nil, fmt.Errorf("thread %d does not come to rest: %w", busy, context.Cause(ctx))
+			return fmt.Errorf("thread %d does not come to rest: %w", busy, context.Cause(ctx))
 		}
 	}
 }
 
 // seizeAll stops all threads of a process, the first one first. A thread that
 // still runs may make others: it looks until there is none it does not know.
+// After an error it returns those that it has stopped.
 func seizeAll(pid int) ([]*thread, error) {
 	var all []*thread
 	known := map[int]bool{}
@@ -189,13 +216,13 @@ func seizeAll(pid int) ([]*thread, error) {
 		again = false
 		entries, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
 		if err != nil {
-			return nil, err
+			return all, err
 		}
 		ids := []int{pid}
 		for _, e := range entries {
 			id, err := strconv.Atoi(e.Name())
 			if err != nil {
-				return nil, err
+				return all, err
 			}
 			ids = append(ids, id)
 		}
@@ -203,19 +230,19 @@ func seizeAll(pid int) ([]*thread, error) {
 			if known[id] {
 				continue
 			}
-			t, err := seize(id)
+			t, err := seize(pid, id)
 			if errors.Is(err, unix.ESRCH) {
 				continue // it has just ended
 			}
 			if err != nil {
-				return nil, err
+				return all, err
 			}
 			known[id], again = true, true
 			all = append(all, t)
 		}
 	}
 	if len(all) == 0 || all[0].tid != pid {
-		return nil, fmt.Errorf("process %d has ended", pid)
+		return all, fmt.Errorf("process %d has ended", pid)
 	}
 	return all, nil
 }
@@ -255,56 +282,63 @@ func (p *Parent) Fork(req Request) (*os.Process, error) {
 
 func (p *Parent) fork(req Request) (int, error) {
 	pid, _, err := p.stopped[0].callMaking(unix.SYS_CLONE, processFlags, 0, 0, p.threads[0].tidAddress)
+	made := []*thread{{tid: pid, first: true, gate: p.stopped[0].gate}}
 	if err != nil {
-		return 0, fmt.Errorf("clone: %w", err)
+		err = fmt.Errorf("clone: %w", err)
+	} else {
+		made, err = p.prepare(made, req)
 	}
-	main := &thread{tid: pid, gate: p.stopped[0].gate}
-	if err := p.prepare(main, req); err != nil {
-		unix.Kill(pid, unix.SIGKILL)
-		var ws unix.WaitStatus
-		unix.Wait4(pid, &ws, unix.WALL, nil)
-		return 0, err
+	if err != nil && pid != 0 {
+		_ = unix.Kill(pid, unix.SIGKILL) // an error means that it has ended
+		reap(made)
+		for {
+			if ws, err := wait4(pid); err != nil || !ws.Stopped() {
+				break
+			}
+		}
 	}
-	return pid, nil
+	return pid, err
 }
 
 // prepare makes of a process with one stopped thread one that goes on where
-// its parent stopped.
-func (p *Parent) prepare(main *thread, req Request) error {
+// its parent stopped. It returns all threads, after an error those there are.
+func (p *Parent) prepare(made []*thread, req Request) ([]*thread, error) {
+	main := made[0]
 	if err := main.awaitStop(); err != nil {
-		return err
+		return made, err
 	}
 	makeOwn(main.tid, p.own)
 	if err := p.replaceFiles(main, req.Files); err != nil {
-		return err
+		return made, err
 	}
 	if err := p.restrict(main, req); err != nil {
-		return err
+		return made, err
 	}
-	made := []*thread{main}
 	for _, s := range p.threads[1:] {
 		tid, _, err := main.callMaking(unix.SYS_CLONE, threadFlags, s.regs.Rsp, s.tidAddress, s.tidAddress, s.regs.Fs_base)
-		if err != nil {
-			return fmt.Errorf("clone thread: %w", err)
-		}
 		t := &thread{tid: tid, gate: main.gate}
+		if tid != 0 {
+			made = append(made, t)
+		}
+		if err != nil {
+			return made, fmt.Errorf("clone thread: %w", err)
+		}
 		if err := t.awaitStop(); err != nil {
-			return err
+			return made, err
 		}
 		if err := t.become(s); err != nil {
-			return fmt.Errorf("thread: %w", err)
+			return made, fmt.Errorf("thread: %w", err)
 		}
-		made = append(made, t)
 	}
 	if err := main.setRegs(p.threads[0].regs); err != nil {
-		return err
+		return made, err
 	}
 	for _, t := range made {
 		if err := t.detach(); err != nil {
-			return err
+			return made, err
 		}
 	}
-	return nil
+	return made, nil
 }
 
 // restrict sets who may trace the child and what it may ask of the kernel.
@@ -345,13 +379,18 @@ func (p *Parent) replaceFiles(main *thread, files map[int]*os.File) error {
 	var numbers []int
 	var sent []int
 	for n, f := range files {
+		was, ok := p.open[n]
+		if !ok {
+			return fmt.Errorf("descriptor %d is not open, so that it cannot be replaced", n)
+		}
 		// Whether it blocks is a property of the file, and the program relies
-		// on what it has set.
-		if err := unix.SetNonblock(int(f.Fd()), p.open[n].flags&unix.O_NONBLOCK != 0); err != nil {
+		// on what it has set. Fd may make it blocking, each time.
+		fd := int(f.Fd())
+		if err := unix.SetNonblock(fd, was.flags&unix.O_NONBLOCK != 0); err != nil {
 			return os.NewSyscallError("fcntl", err)
 		}
 		numbers = append(numbers, n)
-		sent = append(sent, int(f.Fd()))
+		sent = append(sent, fd)
 	}
 	got, err := p.pass(main, sent)
 	if err != nil {

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -130,6 +131,9 @@ func parseFDInfo(info string) (f openFile, err error) {
 			f.event = &event{}
 			f.event.count, err = strconv.ParseUint(value, 16, 64)
 		case "eventfd-semaphore":
+			if f.event == nil {
+				return f, errors.New("an eventfd without a count")
+			}
 			f.event.semaphore = value == "1"
 		}
 		if err != nil {

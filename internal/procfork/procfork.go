@@ -7,7 +7,13 @@
 // child shares all files with its parent but those that it is given.
 package procfork
 
-import "os"
+import (
+	"errors"
+	"os"
+)
+
+// ErrClosed is what Fork returns after Close.
+var ErrClosed = errors.New("closed")
 
 // Request says how a child differs from its parent.
 type Request struct {
@@ -23,6 +29,6 @@ type Request struct {
 	// any more.
 	Hide bool
 	// Confine keeps the child from making processes and from reaching others
-	// with signals or tracing.
+	// with signals, limits or tracing.
 	Confine bool
 }

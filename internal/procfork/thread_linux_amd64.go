@@ -35,36 +35,65 @@ const traceOptions = unix.PTRACE_O_TRACESYSGOOD | unix.PTRACE_O_TRACEFORK | unix
 // thread is one stopped thread of a process that is traced. All methods must be
 // called on the operating system's thread that traces it (ptrace(2)).
 type thread struct {
-	tid  int
-	gate uint64 // address of a syscall instruction
+	tid   int
+	first bool   // of its process, whose end is its own
+	gate  uint64 // address of a syscall instruction
 }
 
-// seize stops a thread of any process.
-func seize(tid int) (*thread, error) {
+// seize stops a thread of any process. The error is ESRCH if it has ended.
+func seize(pid, tid int) (*thread, error) {
 	if _, _, errno := unix.RawSyscall6(unix.SYS_PTRACE, unix.PTRACE_SEIZE, uintptr(tid), 0, traceOptions, 0, 0); errno != 0 {
 		return nil, os.NewSyscallError("ptrace seize", errno)
 	}
-	if err := unix.PtraceInterrupt(tid); err != nil {
+	// ESRCH: it ends just now, which there is still to be waited for.
+	if err := unix.PtraceInterrupt(tid); err != nil && !errors.Is(err, unix.ESRCH) {
 		return nil, os.NewSyscallError("ptrace interrupt", err)
 	}
-	t := &thread{tid: tid}
+	t := &thread{tid: tid, first: tid == pid}
 	return t, t.awaitStop()
 }
 
-// wait waits for the thread's next stop.
+// wait waits for the thread's next stop. The error is ESRCH if it has ended,
+// which stays to be seen by whoever waits for the process if it is the first.
 func (t *thread) wait() (unix.WaitStatus, error) {
-	var ws unix.WaitStatus
+	if t.first {
+		if err := t.peek(); err != nil {
+			return 0, err
+		}
+	}
+	ws, err := wait4(t.tid)
+	if err == nil && !ws.Stopped() {
+		err = t.errEnded()
+	}
+	return ws, err
+}
+
+// peek waits like wait, but takes nothing.
+func (t *thread) peek() error {
+	const cldDumped = 3 // waitid(2): this and less is an end
+	var info unix.Siginfo
 	for {
-		_, err := unix.Wait4(t.tid, &ws, unix.WALL, nil)
+		err := unix.Waitid(unix.P_PID, t.tid, &info, unix.WEXITED|unix.WNOWAIT|unix.WALL, nil)
 		switch {
 		case errors.Is(err, unix.EINTR):
 			continue
 		case err != nil:
-			return 0, os.NewSyscallError("wait4", err)
-		case !ws.Stopped():
-			return 0, fmt.Errorf("thread %d ended: status %#x", t.tid, uint32(ws))
+			return os.NewSyscallError("waitid", err)
+		case info.Code <= cldDumped:
+			return t.errEnded()
 		}
-		return ws, nil
+		return nil
+	}
+}
+
+func (t *thread) errEnded() error { return fmt.Errorf("thread %d has ended: %w", t.tid, unix.ESRCH) }
+
+// wait4 waits for the next stop, or the end, of a thread or process.
+func wait4(id int) (ws unix.WaitStatus, err error) {
+	for {
+		if _, err = unix.Wait4(id, &ws, unix.WALL, nil); !errors.Is(err, unix.EINTR) {
+			return ws, os.NewSyscallError("wait4", err)
+		}
 	}
 }
 
@@ -208,7 +237,7 @@ func (t *thread) call(number uint64, args ...uint64) (uint64, error) {
 }
 
 // callMaking is call for a system call that may make a thread or process, whose
-// id it returns besides; it is traced and about to stop.
+// id it returns besides, also after an error; it is traced and about to stop.
 func (t *thread) callMaking(number uint64, args ...uint64) (made int, result uint64, err error) {
 	var r unix.PtraceRegs
 	if err := unix.PtraceGetRegs(t.tid, &r); err != nil {
@@ -225,11 +254,11 @@ func (t *thread) callMaking(number uint64, args ...uint64) (made int, result uin
 	}
 	for stops := 0; stops < 2; {
 		if err := unix.PtraceSyscall(t.tid, 0); err != nil {
-			return 0, 0, os.NewSyscallError("ptrace syscall", err)
+			return made, 0, os.NewSyscallError("ptrace syscall", err)
 		}
 		ws, err := t.wait()
 		if err != nil {
-			return 0, 0, err
+			return made, 0, err
 		}
 		switch {
 		case ws.StopSignal() == syscallStop:
@@ -237,18 +266,18 @@ func (t *thread) callMaking(number uint64, args ...uint64) (made int, result uin
 		case ws>>16 == unix.PTRACE_EVENT_FORK, ws>>16 == unix.PTRACE_EVENT_CLONE:
 			id, err := unix.PtraceGetEventMsg(t.tid)
 			if err != nil {
-				return 0, 0, os.NewSyscallError("ptrace geteventmsg", err)
+				return made, 0, os.NewSyscallError("ptrace geteventmsg", err)
 			}
 			made = int(id)
 		case ws>>16 == 0:
-			return 0, 0, fmt.Errorf("thread %d got a signal: %v", t.tid, ws.StopSignal())
+			return made, 0, fmt.Errorf("thread %d got a signal: %v", t.tid, ws.StopSignal())
 		}
 	}
 	if err := unix.PtraceGetRegs(t.tid, &r); err != nil {
-		return 0, 0, os.NewSyscallError("ptrace getregs", err)
+		return made, 0, os.NewSyscallError("ptrace getregs", err)
 	}
 	if n := -int64(r.Rax); n > 0 && n < 4096 {
-		return 0, 0, unix.Errno(n)
+		return made, 0, unix.Errno(n)
 	}
 	return made, r.Rax, nil
 }
