@@ -263,7 +263,7 @@ func (r *Runner) removeImage(ctx context.Context, rep bus.ImageReport) error {
 	}
 	if last {
 		r.pool.dropImage(ctx, rep.Digest)
-		r.zygotes.drop(ctx, func(g *zygote) bool { return g.key.Image == rep.Digest })
+		r.zygotes.dropImage(ctx, rep.Digest)
 		if err := r.disks.drop(rep.Digest); err != nil {
 			return err
 		}

@@ -22,6 +22,7 @@ type zygotes struct {
 	mu     sync.Mutex
 	ready  []*zygote            // the one used last is the last; guarded by mu
 	failed map[TemplateKey]bool // of which none could be made; guarded by mu
+	making string               // image of the one that is being made, or ""; guarded by mu
 }
 
 // zygote is one of them.
@@ -92,8 +93,20 @@ func (z *zygotes) wants(p plan) bool {
 // add makes a zygote, in the place of the one that was unused for longest if
 // there are too many. If it cannot be made it is not wanted again.
 func (z *zygotes) add(ctx context.Context, p plan) error {
+	z.mu.Lock()
+	z.making = p.key.Image
+	z.mu.Unlock()
 	proc, err := z.r.startAside(ctx, p, frozen, shim.PhaseFrozen)
 	z.mu.Lock()
+	gone := z.making == ""
+	z.making = ""
+	if gone { // the image was deleted meanwhile
+		z.mu.Unlock()
+		if err == nil {
+			z.r.dropMachine(ctx, proc.id)
+		}
+		return nil
+	}
 	if err != nil {
 		z.failed[p.key] = ctx.Err() == nil
 		z.mu.Unlock()
@@ -123,6 +136,16 @@ func (z *zygotes) watch(g *zygote) {
 		}
 		return o == g
 	})
+}
+
+// dropImage ends the zygotes of an image that is deleted.
+func (z *zygotes) dropImage(ctx context.Context, digest string) {
+	z.mu.Lock()
+	if z.making == digest {
+		z.making = ""
+	}
+	z.mu.Unlock()
+	z.drop(ctx, func(g *zygote) bool { return g.key.Image == digest })
 }
 
 // drop ends the zygotes that are gone, when nobody uses them any more. What was

@@ -2,6 +2,8 @@ package testserver
 
 import (
 	"bufio"
+	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -89,27 +91,65 @@ func (d *Dir) holds(pid int) bool {
 	return false
 }
 
+// Machine is what the files in its directory say of a machine.
+type Machine struct {
+	ID     string
+	Shim   int // process id
+	QEMU   int // process id, 0 if there is none yet
+	Phase  string
+	Forked bool // from a zygote: that it was to be, and is not a child of its shim
+	Zygote bool
+}
+
+// AllMachines returns the machines of the directory. Of one that is just being
+// made or removed the rest may be missing.
+func (d *Dir) AllMachines() ([]Machine, error) {
+	dirs, err := filepath.Glob(filepath.Join(d.Data(), "machines", "*"))
+	if err != nil {
+		return nil, err
+	}
+	var all []Machine
+	for _, dir := range dirs {
+		var spec struct{ Forked, Zygote bool }
+		var status struct {
+			PID        int    `json:"pid"`
+			MachinePID int    `json:"machine_pid"`
+			Phase      string `json:"phase"`
+		}
+		for file, into := range map[string]any{"spec.json": &spec, "status.json": &status} {
+			b, err := os.ReadFile(filepath.Join(dir, file))
+			if err == nil {
+				err = json.Unmarshal(b, into)
+			}
+			if err != nil && !errors.Is(err, os.ErrNotExist) {
+				return nil, fmt.Errorf("%s: %w", dir, err)
+			}
+		}
+		forked := spec.Forked && (status.MachinePID == 0 || parent(status.MachinePID) != status.PID)
+		all = append(all, Machine{filepath.Base(dir), status.PID, status.MachinePID, status.Phase, forked, spec.Zygote})
+	}
+	return all, nil
+}
+
+// MachineOf returns a machine that has both of its processes. The hypervisor of
+// one that was forked is not a child of its shim.
+func (d *Dir) MachineOf(machineID string) (Machine, error) {
+	all, err := d.AllMachines()
+	if err != nil {
+		return Machine{}, err
+	}
+	for _, m := range all {
+		if m.ID == machineID && m.Shim != 0 && m.QEMU != 0 {
+			return m, nil
+		}
+	}
+	return Machine{}, fmt.Errorf("machine %s is not there, or has no shim or no hypervisor: %+v", machineID, all)
+}
+
 // MachineProcesses returns shim and hypervisor of a machine.
 func (d *Dir) MachineProcesses(machineID string) (shimPID, qemu int, err error) {
-	all, err := d.Processes()
-	if err != nil {
-		return 0, 0, err
-	}
-	dir := filepath.Join(d.Data(), "machines", machineID)
-	for _, p := range all {
-		if p.IsShim() && p.Args[1] == dir {
-			shimPID = p.PID
-		}
-	}
-	for _, p := range all {
-		if p.IsQEMU() && parent(p.PID) == shimPID {
-			qemu = p.PID
-		}
-	}
-	if shimPID == 0 || qemu == 0 {
-		return 0, 0, fmt.Errorf("machine %s has no shim (%d) or no hypervisor (%d)", machineID, shimPID, qemu)
-	}
-	return shimPID, qemu, nil
+	m, err := d.MachineOf(machineID)
+	return m.Shim, m.QEMU, err
 }
 
 func parent(pid int) int {

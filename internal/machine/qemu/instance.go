@@ -24,7 +24,7 @@ type instance struct {
 	ram      *os.File          // memory of a cold boot, or nil
 	template *machine.Template // what a restore came from, in files of our own, or nil
 	layout   layout            // what it was launched with; empty if it was forked
-	door     *os.File          // our end of the way into a zygote, or nil
+	door     *os.File          // our end of the way into a zygote until that is frozen, or nil; guarded by mu
 	process  *process
 	done     chan struct{} // closed when nothing of the machine is left
 
@@ -85,16 +85,21 @@ func (m *instance) Err() error {
 
 // Kill ends QEMU and waits until nothing is left.
 func (m *instance) Kill() error {
+	m.noteKill()
+	m.process.kill()
+	<-m.done
+	return nil
+}
+
+// noteKill notes that the end to come is asked for.
+func (m *instance) noteKill() {
 	m.mu.Lock()
+	defer m.mu.Unlock()
 	select {
 	case <-m.process.done: // it ended by itself
 	default:
 		m.killed = true
 	}
-	m.mu.Unlock()
-	m.process.kill()
-	<-m.done
-	return nil
 }
 
 // reap waits for QEMU's end and clears up after it.
@@ -138,8 +143,8 @@ func (m *instance) release() {
 	if d := m.disk(); d != nil {
 		d.file.Close()
 	}
-	if m.door != nil {
-		m.door.Close()
+	if door := m.takeDoor(); door != nil {
+		door.Close()
 	}
 	if m.template != nil {
 		m.template.RAM.Close()

@@ -10,6 +10,7 @@ import (
 	"os"
 	"slices"
 	"strconv"
+	"sync/atomic"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -29,9 +30,9 @@ func CanFork(accel string) bool { return accel == "tcg" && procfork.Supported }
 // machine needs for itself are the descriptors of the roles below.
 type zygote struct {
 	*instance
-	ownUser bool // QEMU runs as a user of its own
-	parent  *procfork.Parent
-	roles   [roles][]int // the numbers under which QEMU has each
+	ownUser bool                            // QEMU runs as a user of its own
+	parent  atomic.Pointer[procfork.Parent] // set by Freeze
+	roles   [roles][]int                    // the numbers under which QEMU has each
 }
 
 var _ machine.Zygote = (*zygote)(nil)
@@ -60,6 +61,15 @@ func (m *instance) openDoor(l *layout, fds *descriptors, cfg machine.Config) err
 	m.door = ours
 	l.zygote, l.doorFD = true, fds.give(theirs)
 	return nil
+}
+
+// takeDoor returns the socket, which is then the caller's, or nil.
+func (m *instance) takeDoor() *os.File {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	door := m.door
+	m.door = nil
+	return door
 }
 
 // Freeze implements machine.Zygote.
@@ -91,8 +101,17 @@ func (z *zygote) Freeze(ctx context.Context) error {
 			return err
 		}
 	}
-	z.parent, err = procfork.Freeze(ctx, z.PID(), z.door, z.layout.doorFD)
-	return err
+	parent, err := procfork.Freeze(ctx, z.PID(), z.takeDoor(), z.layout.doorFD)
+	if err != nil {
+		return err
+	}
+	z.parent.Store(parent)
+	z.mu.Lock()
+	defer z.mu.Unlock()
+	if z.killed { // by a Kill that may not have seen it
+		return errors.Join(machine.ErrKilled, parent.Close())
+	}
+	return nil
 }
 
 func procFD(pid, fd int) string { return fmt.Sprintf("/proc/%d/fd/%d", pid, fd) }
@@ -149,6 +168,9 @@ func (z *zygote) Fork(ctx context.Context, origin *net.UnixConn) error {
 	var req forkRequest
 	files, err := receive(origin, &req)
 	defer closeAll(files)
+	if errors.Is(err, io.EOF) {
+		return nil // whoever was about to ask has ended, or thought better of it
+	}
 	if err == nil && len(files) != roles {
 		err = fmt.Errorf("%d descriptors, want %d", len(files), roles)
 	}
@@ -164,7 +186,8 @@ func (z *zygote) Fork(ctx context.Context, origin *net.UnixConn) error {
 }
 
 func (z *zygote) fork(req forkRequest, files []*os.File) (*os.Process, error) {
-	if z.parent == nil {
+	parent := z.parent.Load()
+	if parent == nil {
 		return nil, skerry.Errorf(skerry.CodeConflict, "the machine is not frozen")
 	}
 	replaced := map[int]*os.File{}
@@ -175,7 +198,7 @@ func (z *zygote) fork(req forkRequest, files []*os.File) (*os.Process, error) {
 	}
 	// All forks of a zygote run as one user; where that is not this process's,
 	// nobody of them needs to look at another.
-	child, err := z.parent.Fork(procfork.Request{Files: replaced, Tracer: req.PID, Confine: true, Hide: z.ownUser})
+	child, err := parent.Fork(procfork.Request{Files: replaced, Tracer: req.PID, Confine: true, Hide: z.ownUser})
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", machine.ErrNoFork, err)
 	}
@@ -188,7 +211,7 @@ func (z *zygote) Learn(fork machine.Machine) error {
 	if err != nil {
 		return fmt.Errorf("memory that a fork writes to: %w", err)
 	}
-	z.parent.Own(pages)
+	z.parent.Load().Own(pages)
 	return nil
 }
 
@@ -219,6 +242,9 @@ func (z *zygote) attend(ctx context.Context, origin *net.UnixConn, child *os.Pro
 		}()
 	}
 	state, werr := child.Wait()
+	if errors.Is(err, unix.EPIPE) {
+		err = nil // whoever asked has ended
+	}
 	if err := errors.Join(err, werr); err != nil {
 		return err
 	}
@@ -229,8 +255,9 @@ func (z *zygote) attend(ctx context.Context, origin *net.UnixConn, child *os.Pro
 
 // Kill ends a frozen machine too. Its forks live on.
 func (z *zygote) Kill() error {
-	if z.parent != nil {
-		_ = z.parent.Close()
+	z.noteKill()
+	if parent := z.parent.Load(); parent != nil {
+		_ = parent.Close()
 	}
 	return z.instance.Kill()
 }
@@ -257,14 +284,17 @@ func send(conn *net.UnixConn, message any, files ...*os.File) error {
 // after an error.
 func receive(conn *net.UnixConn, message any) ([]*os.File, error) {
 	b, rights := make([]byte, maxForkMessage), make([]byte, unix.CmsgSpace(4*roles))
-	n, m, _, _, err := conn.ReadMsgUnix(b, rights)
+	n, m, flags, _, err := conn.ReadMsgUnix(b, rights)
 	if err != nil {
 		return nil, err
 	}
 	if n == 0 {
-		return nil, io.ErrUnexpectedEOF
+		return nil, io.EOF
 	}
 	files, err := parseRights(rights[:m])
+	if err == nil && flags&unix.MSG_CTRUNC != 0 {
+		err = errors.New("more descriptors than there can be")
+	}
 	if err != nil {
 		return files, err
 	}
