@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# All tests. Packages that boot microVMs run one after the other, so that at
-# most two machines boot at once; the others run side by side before them.
+# All tests. Of the packages that boot microVMs two run at a time, the longest
+# first; the others run side by side before them.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-vm_packages=$(go list ./internal/machine/... ./internal/guest/... ./internal/kernel/... ./internal/runner/... ./internal/shim/... ./test/... 2>/dev/null)
+vm_packages=$(go list ./test/scenario ./test/crash ./internal/machine/... ./internal/guest/... ./internal/kernel/... ./internal/runner/... ./internal/shim/... ./test/... 2>/dev/null)
 other_packages=$(go list ./... | grep -vxF "$vm_packages")
 
 # The race detector needs cgo. It watches everything but the embedded database's
@@ -13,4 +13,4 @@ other_packages=$(go list ./... | grep -vxF "$vm_packages")
 export CGO_ENABLED=1
 race=(-race '-gcflags=modernc.org/sqlite/lib=-race=false')
 go test "${race[@]}" -timeout 15m $other_packages
-go test "${race[@]}" -timeout 40m -p 1 $vm_packages
+go test "${race[@]}" -timeout 40m -p 2 $vm_packages

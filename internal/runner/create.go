@@ -44,7 +44,11 @@ func (r *Runner) handleJob(ctx context.Context, job bus.CreateJob, from *saved, 
 	r.work.Go(func() {
 		defer over()
 		r.settle(lifeCtx, s, w, fault, start)
-		endBusy(w.plan, s.err == nil && from == nil && !job.Persistent)
+		made := s.err == nil && from == nil
+		if made {
+			r.zygotes.keep(w.plan)
+		}
+		endBusy(w.plan, made && !job.Persistent)
 	})
 	return nil
 }

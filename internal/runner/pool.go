@@ -121,6 +121,7 @@ func (p *pool) recall(ctx context.Context) {
 
 // keep asks for machines of a plan if no create has asked for others.
 func (p *pool) keep(pl plan) {
+	p.r.zygotes.keep(pl)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.want == nil {
@@ -147,8 +148,8 @@ func (p *pool) run(ctx context.Context) error {
 		case <-p.wake:
 		}
 		for p.quiet(ctx) {
-			if pl := p.wanted(); pl != nil && p.r.zygotes.wants(*pl) {
-				if err := p.r.zygotes.add(ctx, *pl); err != nil {
+			if pl := p.r.zygotes.missing(); pl != nil {
+				if err := p.r.zygotes.add(ctx, *pl); err != nil && ctx.Err() == nil {
 					p.r.log.Warn("make zygote", "err", err)
 				}
 				continue
@@ -181,13 +182,6 @@ func (p *pool) quiet(ctx context.Context) bool {
 			return true
 		}
 	}
-}
-
-// wanted is what the pool is for, or nil.
-func (p *pool) wanted() *plan {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.want
 }
 
 // next says what to add, nil when the pool is full of what is wanted, and which

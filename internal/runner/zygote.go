@@ -22,6 +22,7 @@ type zygotes struct {
 	mu     sync.Mutex
 	ready  []*zygote            // the one used last is the last; guarded by mu
 	failed map[TemplateKey]bool // of which none could be made; guarded by mu
+	want   *plan                // the last that was asked for, or nil; guarded by mu
 	making string               // image of the one that is being made, or ""; guarded by mu
 }
 
@@ -80,14 +81,24 @@ func (z *zygotes) indexLocked(key TemplateKey) int {
 	return -1
 }
 
-// wants reports whether there should be a zygote for a plan and is none.
-func (z *zygotes) wants(p plan) bool {
+// keep asks for a zygote for creates of a plan, the last that was asked for.
+func (z *zygotes) keep(p plan) {
 	if z.size == 0 || p.key.Bare || z.r.cfg.ColdBoot || !qemu.CanFork(p.prep.Driver.Accel) {
-		return false
+		return
 	}
 	z.mu.Lock()
 	defer z.mu.Unlock()
-	return !z.failed[p.key] && z.indexLocked(p.key) < 0
+	z.want = &p
+}
+
+// missing is what a zygote is to be made for, or nil.
+func (z *zygotes) missing() *plan {
+	z.mu.Lock()
+	defer z.mu.Unlock()
+	if z.want == nil || z.failed[z.want.key] || z.indexLocked(z.want.key) >= 0 {
+		return nil
+	}
+	return z.want
 }
 
 // add makes a zygote, in the place of the one that was unused for longest if
@@ -143,6 +154,9 @@ func (z *zygotes) dropImage(ctx context.Context, digest string) {
 	z.mu.Lock()
 	if z.making == digest {
 		z.making = ""
+	}
+	if z.want != nil && z.want.key.Image == digest {
+		z.want = nil
 	}
 	z.mu.Unlock()
 	z.drop(ctx, func(g *zygote) bool { return g.key.Image == digest })
