@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"runtime"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"unsafe"
@@ -117,9 +118,11 @@ func (s *programState) answerTo(command string, a, b int) string {
 		}
 		return text.String()
 	case "spin": // a thread, for good
+		var spun atomic.Int64
 		go func() {
 			runtime.LockOSThread()
-			for {
+			for n := 0; ; n++ {
+				spun.Store(int64(n))
 			}
 		}()
 		return "spins"

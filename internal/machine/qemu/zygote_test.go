@@ -133,7 +133,7 @@ func TestZygoteEnds(t *testing.T) {
 	}
 	// ask makes a request without a machine, and returns what Fork does and what
 	// is answered.
-	ask := func(files int) (err error, reply forkReply) {
+	ask := func(files int) (reply forkReply, err error) {
 		t.Helper()
 		ours, theirs := originPair(t)
 		conn, cerr := unixConn(ours)
@@ -152,21 +152,21 @@ func TestZygoteEnds(t *testing.T) {
 		err = z.Fork(t.Context(), theirs)
 		theirs.Close()
 		_, _ = receive(conn, &reply) // of some there is none
-		return err, reply
+		return reply, err
 	}
 
-	if err, reply := ask(roles); err == nil || !strings.Contains(reply.Error, "not frozen") {
+	if reply, err := ask(roles); err == nil || !strings.Contains(reply.Error, "not frozen") {
 		t.Errorf("not frozen: got %v and the answer %+v", err, reply)
 	}
 	if err := z.Freeze(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	for _, n := range []int{1, roles - 1, roles + 1} {
-		if err, reply := ask(n); err == nil || reply.PID != 0 {
+		if reply, err := ask(n); err == nil || reply.PID != 0 {
 			t.Errorf("%d descriptors: got %v and the answer %+v", n, err, reply)
 		}
 	}
-	if err, reply := ask(0); err != nil || reply.PID != 0 {
+	if reply, err := ask(0); err != nil || reply.PID != 0 {
 		t.Errorf("nobody asks: got %v and the answer %+v", err, reply)
 	}
 
@@ -191,7 +191,7 @@ func TestZygoteEnds(t *testing.T) {
 	if err := z.Err(); err == nil || errors.Is(err, machine.ErrKilled) {
 		t.Errorf("Err of the zygote: %v", err)
 	}
-	if err, reply := ask(roles); err == nil || reply.Error == "" {
+	if reply, err := ask(roles); err == nil || reply.Error == "" {
 		t.Errorf("a zygote that has ended: got %v and the answer %+v", err, reply)
 	}
 	for _, v := range []*machinetest.VM{a, b} {
