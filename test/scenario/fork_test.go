@@ -119,7 +119,7 @@ func TestForkWithEnvironment(t *testing.T) {
 func TestForkWithoutRoom(t *testing.T) {
 	t.Parallel()
 	// Room for three of half a GiB.
-	other := startOther(t, testserver.Options{Args: []string{"--pool", "0", "--memory-mib", "1600"}})
+	other := startOther(t, testserver.Options{Args: []string{"--pool", "0", "--zygotes", "0", "--memory-mib", "1600"}})
 	source, err := other.Client.CreateSandbox(t.Context(), client.CreateSandbox{Image: testimage.Shell, Resources: small(), Persistent: true})
 	if err != nil {
 		t.Fatal(err)

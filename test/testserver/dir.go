@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"syscall"
 )
 
 // The environment variables that say where the binary and the guest kernel are.
@@ -97,6 +98,11 @@ func copyFile(to, from string) error {
 		return err
 	}
 	defer src.Close()
+	// A process that a parallel test forks meanwhile would have it open for
+	// writing until its exec, and a file that is cannot be run (execve(2),
+	// ETXTBSY).
+	syscall.ForkLock.RLock()
+	defer syscall.ForkLock.RUnlock()
 	dst, err := os.OpenFile(to, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o755)
 	if err != nil {
 		return err

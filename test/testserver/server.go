@@ -54,7 +54,7 @@ func Start(ctx context.Context, d *Dir, o Options) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := startProgram(s.cmd); err != nil {
+	if err := s.cmd.Start(); err != nil {
 		return nil, err
 	}
 	url := make(chan string, 1)
@@ -75,18 +75,6 @@ func Start(ctx context.Context, d *Dir, o Options) (*Server, error) {
 		return nil, errors.Join(err, s.Kill())
 	}
 	return s, nil
-}
-
-// startProgram starts a command whose file was just written. A process that a
-// parallel test forked at that moment may have it open for writing until its
-// exec, which the kernel refuses to run (execve(2), ETXTBSY).
-func startProgram(cmd *exec.Cmd) error {
-	for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(10 * time.Millisecond) {
-		err := cmd.Start()
-		if !errors.Is(err, syscall.ETXTBSY) || time.Now().After(deadline) {
-			return err
-		}
-	}
 }
 
 // awaitRunner waits until the server's own host takes work.
