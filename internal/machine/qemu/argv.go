@@ -65,7 +65,7 @@ func (l layout) argv() []string {
 	}
 	a := []string{
 		"-nodefaults", "-no-user-config", "-no-reboot", "-display", "none",
-		"-sandbox", "on,obsolete=deny,elevateprivileges=deny,resourcecontrol=deny,spawn=" + spawn,
+		"-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=" + spawn + ",resourcecontrol=deny",
 	}
 	a = append(a, l.machineArgs()...)
 	a = append(a, l.channelArgs()...)
