@@ -87,11 +87,24 @@ func (w *walk) checkProcesses() {
 	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(50 * time.Millisecond) {
 		shims, hypervisors, err := w.dir.Machines()
 		w.must(err)
-		if shims == want && hypervisors == want {
+		zygotes, err := w.zygotes()
+		w.must(err)
+		if want := want + zygotes; shims == want && hypervisors == want {
 			return
 		}
 		if time.Now().After(deadline) {
-			w.t.Fatalf("%d shims and %d hypervisors, want %d of each", shims, hypervisors, want)
+			w.t.Fatalf("%d shims and %d hypervisors, want %d of each, and %d zygotes", shims, hypervisors, want, zygotes)
 		}
 	}
+}
+
+// zygotes counts the machines that others are forked from.
+func (w *walk) zygotes() (n int, err error) {
+	machines, err := w.dir.AllMachines()
+	for _, m := range machines {
+		if m.Zygote {
+			n++
+		}
+	}
+	return n, err
 }

@@ -103,7 +103,7 @@ func (w *walk) end() {
 	if w.t.Failed() {
 		w.t.Logf("end of the server's log:\n%s", w.server.LogTail(60))
 	}
-	err := errors.Join(w.server.DeleteAll(ctx), w.deleteSnapshots(ctx), w.wantEmpty("machines"), w.wantEmpty("sandboxes"),
+	err := errors.Join(w.server.DeleteAll(ctx), w.deleteSnapshots(ctx), w.wantEmpty("sandboxes"),
 		w.wantEmpty("snapshots"), w.wantEmpty("forks"), w.server.Stop())
 	left, lerr := w.dir.Leftovers()
 	if err = errors.Join(err, lerr); err != nil || len(left) > 0 {
