@@ -72,6 +72,9 @@ func findSyscall(pid int) (uint64, error) {
 	}); err != nil {
 		return 0, err
 	}
+	if vdso.end == vdso.start { // one that is about to end has no mappings any more
+		return 0, fmt.Errorf("process %d has no vdso: %w", pid, unix.ESRCH)
+	}
 	code := make([]byte, vdso.end-vdso.start)
 	if err := readMemory(pid, vdso.start, code); err != nil {
 		return 0, err
