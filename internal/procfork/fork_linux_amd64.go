@@ -154,6 +154,12 @@ func (p *Parent) freeze(ctx context.Context) error {
 			return err
 		}
 		p.threads[i].tidAddress = binary.LittleEndian.Uint64(address[:])
+		if _, err := t.call(unix.SYS_SIGALTSTACK, 0, p.page); err != nil {
+			return fmt.Errorf("sigaltstack: %w", err)
+		}
+		if err := readMemory(p.pid, p.page, p.threads[i].altStack[:]); err != nil {
+			return err
+		}
 	}
 	if err := p.inheritMemory(); err != nil {
 		return err
@@ -326,6 +332,9 @@ func (p *Parent) prepare(made []*thread, req Request) ([]*thread, error) {
 		if err := t.awaitStop(); err != nil {
 			return made, err
 		}
+		if err := p.setAltStack(t, s); err != nil {
+			return made, fmt.Errorf("thread: %w", err)
+		}
 		if err := t.become(s); err != nil {
 			return made, fmt.Errorf("thread: %w", err)
 		}
@@ -339,6 +348,21 @@ func (p *Parent) prepare(made []*thread, req Request) ([]*thread, error) {
 		}
 	}
 	return made, nil
+}
+
+// setAltStack gives a new thread the stack for signals of another. The first
+// thread of a child has it from fork(2).
+func (p *Parent) setAltStack(t *thread, s *state) error {
+	if !s.hasAltStack() {
+		return nil
+	}
+	if err := writeMemory(t.tid, p.page, s.altStack[:]); err != nil {
+		return err
+	}
+	if _, err := t.call(unix.SYS_SIGALTSTACK, p.page, 0); err != nil {
+		return fmt.Errorf("sigaltstack: %w", err)
+	}
+	return nil
 }
 
 // restrict sets who may trace the child and what it may ask of the kernel.

@@ -246,11 +246,14 @@ func TestFreezeFails(t *testing.T) {
 func (r running) kill() { _ = unix.Kill(r.cmd.Process.Pid, unix.SIGKILL) }
 
 // TestConfine: a confined child makes threads, but no processes, and reaches no
-// other.
+// other; one that is not could.
 func TestConfine(t *testing.T) {
 	_, parent := frozen(t)
-	confined := fork(t, parent, procfork.Request{Confine: true})
+	free, confined := fork(t, parent, procfork.Request{}), fork(t, parent, procfork.Request{Confine: true})
 	for _, what := range attempts {
+		if got := free.ask("%s %d", what, os.Getpid()); got == unix.EPERM.Error() {
+			t.Errorf("%s of a free child: %s", what, got)
+		}
 		confined.want(unix.EPERM.Error(), "%s %d", what, os.Getpid())
 	}
 	confined.want("12", "threads 12")

@@ -1,6 +1,7 @@
 package procfork
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
@@ -123,6 +124,19 @@ type state struct {
 	robustList uint64 // get_robust_list(2)
 	robustSize uint64
 	rseq       rseqConfiguration
+	altStack   [altStackBytes]byte // sigaltstack(2)
+}
+
+// altStackBytes is the size of stack_t, altStackFlags where its flags are.
+const (
+	altStackBytes = 24
+	altStackFlags = 8
+	ssDisable     = 2
+)
+
+// hasAltStack reports whether the thread handles signals on a stack of their own.
+func (s *state) hasAltStack() bool {
+	return binary.LittleEndian.Uint32(s.altStack[altStackFlags:])&ssDisable == 0
 }
 
 // rseqConfiguration is struct ptrace_rseq_configuration.
