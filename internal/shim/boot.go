@@ -42,13 +42,12 @@ func (s *shim) startMachine(ctx context.Context, wg *sync.WaitGroup) error {
 	if err := s.startNetwork(ctx, wg, network); err != nil {
 		return err
 	}
-	cfg, err := s.machineConfig(guestNet)
+	cfg, err := s.machineConfig(guestNet, s.scratchPath())
 	if err != nil {
 		return err
 	}
 	defer cfg.Scratch.Close()
 	cfg.Control = guestControl
-	cfg.Template = s.template()
 	cfg.Zygote, cfg.Origin = s.spec.Zygote, s.cfg.Source.Origin
 	m, err := s.driver.Start(ctx, cfg)
 	if err != nil && cfg.Origin != nil && ctx.Err() == nil {
@@ -77,15 +76,15 @@ func (s *shim) startMachine(ctx context.Context, wg *sync.WaitGroup) error {
 }
 
 // machineConfig is what every machine of this shim has. The caller closes the
-// writable disk, which is nil for a bare capture.
-func (s *shim) machineConfig(net *os.File) (machine.Config, error) {
+// writable disk, the file at scratch, which is nil for a bare capture.
+func (s *shim) machineConfig(net *os.File, scratch string) (machine.Config, error) {
 	cfg := machine.Config{Shape: s.spec.Shape, Dir: s.cfg.Dir, Image: machine.ImageDisk{Extents: s.spec.Image},
-		Net: net, Boot: s.spec.Boot}
+		Net: net, Boot: s.spec.Boot, Template: s.template()}
 	if s.spec.Bare {
 		return cfg, nil
 	}
 	var err error
-	cfg.Scratch, err = os.OpenFile(s.scratchPath(), os.O_RDWR, 0)
+	cfg.Scratch, err = os.OpenFile(scratch, os.O_RDWR, 0)
 	return cfg, err
 }
 

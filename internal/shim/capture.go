@@ -24,7 +24,7 @@ func (s *shim) capture(ctx context.Context) error {
 	}
 	defer network.Close() // nothing answers; the guest sends nothing by itself
 	defer guestNet.Close()
-	cfg, err := s.machineConfig(guestNet)
+	cfg, err := s.machineConfig(guestNet, s.scratchPath())
 	if err != nil {
 		return err
 	}
@@ -63,12 +63,10 @@ func (s *shim) quiesce(ctx context.Context, m machine.Machine) error {
 		return err
 	}
 	link.Close()
-	select {
-	case <-time.After(settle):
-		return nil
-	case <-ctx.Done():
+	if !pause(ctx, settle) {
 		return ctx.Err()
 	}
+	return nil
 }
 
 // prepare does what no clone then has to do: it makes the root on the writable

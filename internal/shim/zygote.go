@@ -8,7 +8,6 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
-	"time"
 
 	"skerry.dev/skerry/internal/disk"
 	"skerry.dev/skerry/internal/guestapi"
@@ -27,9 +26,7 @@ func (s *shim) freeze(ctx context.Context, wg *sync.WaitGroup) error {
 		return err
 	}
 	s.link.Close()
-	select {
-	case <-time.After(settle):
-	case <-ctx.Done():
+	if !pause(ctx, settle) {
 		return ctx.Err()
 	}
 	if err := z.Freeze(ctx); err != nil {
@@ -65,21 +62,16 @@ func (s *shim) tryFork(ctx context.Context, z machine.Zygote) (err error) {
 		defer pairs[i][1].Close()
 	}
 	control, network, origin := pairs[0], pairs[1], pairs[2]
-	cfg, err := s.machineConfig(network[1])
-	if err != nil {
-		return err
-	}
-	cfg.Scratch.Close()
 	path := filepath.Join(dir, ScratchFile)
 	if err := disk.CopyScratch(path, s.scratchPath(), s.spec.TemplateScratchBytes>>20); err != nil {
 		return err
 	}
-	if cfg.Scratch, err = os.OpenFile(path, os.O_RDWR, 0); err != nil {
+	cfg, err := s.machineConfig(network[1], path)
+	if err != nil {
 		return err
 	}
 	defer cfg.Scratch.Close()
 	cfg.Dir, cfg.Control, cfg.Origin = dir, control[1], origin[0]
-	cfg.Template = s.template()
 	served := make(chan error, 1)
 	conn, err := net.FileConn(origin[1])
 	if err != nil {

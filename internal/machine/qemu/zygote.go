@@ -8,7 +8,6 @@ import (
 	"io"
 	"net"
 	"os"
-	"slices"
 	"strconv"
 	"sync/atomic"
 	"syscall"
@@ -317,7 +316,7 @@ func parseRights(b []byte) (files []*os.File, err error) {
 }
 
 func closeAll(files []*os.File) {
-	for _, f := range slices.All(files) {
+	for _, f := range files {
 		f.Close()
 	}
 }
